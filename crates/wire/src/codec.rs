@@ -223,6 +223,17 @@ pub(crate) fn append(out: &mut Vec<u8>, len: usize, emit: impl FnOnce(&mut Write
     debug_assert_eq!(writer.written(), len, "length and emit disagree");
 }
 
+/// The octets that `emit` writes into a buffer full of noise: an octet that it skips shows.
+#[cfg(test)]
+pub(crate) fn emitted_over_noise(len: usize, emit: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+    let mut buffer = vec![0xa5; len + 4];
+    let mut writer = Writer::new(&mut buffer);
+    emit(&mut writer);
+    assert_eq!(writer.written(), len);
+    assert_eq!(buffer.split_off(len), [0xa5; 4], "written past the end");
+    buffer
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,3 +12,6 @@ pub use control::Control;
 pub use header::DdpHeader;
 pub use tagged::TaggedHeader;
 pub use untagged::UntaggedHeader;
+
+#[cfg(test)]
+mod tests;

@@ -48,7 +48,7 @@ number! {
 }
 
 impl Msn {
-    /// The first message of every queue (RFC 5041 §5.3).
+    /// The first message of every queue (RFC 5041 §4.3).
     pub const FIRST: Self = Self(1);
 
     /// The message after this one; 0 follows 2³² − 1.
@@ -108,7 +108,7 @@ number! {
 }
 
 impl TaggedOffset {
-    /// The offset `octets` further on, unless the 64-bit space wraps (RFC 5041 §5.2.1: an error).
+    /// The offset `octets` further on, unless the 64-bit space wraps, which is an error (RFC 5041 §7).
     #[must_use]
     pub const fn checked_add(self, octets: u64) -> Option<Self> {
         match self.0.checked_add(octets) {

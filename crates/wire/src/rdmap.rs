@@ -14,3 +14,6 @@ pub use atomic_response::AtomicResponse;
 pub use immediate::ImmediateData;
 pub use opcode::Opcode;
 pub use read_request::ReadRequest;
+
+#[cfg(test)]
+mod tests;

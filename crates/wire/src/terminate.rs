@@ -5,3 +5,6 @@ mod message;
 
 pub use code::{TerminateCode, TerminateTriple};
 pub use message::{Terminate, TerminateLayout};
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ pub struct UntaggedHeader {
     /// The control word; its T is clear.
     pub control: Control,
     /// The tag that a Send with Invalidate revokes; reserved in every other message (RFC 5040
-    /// §4.3), where it is zero when sent and ignored when received.
+    /// §4.1), where it is zero when sent and ignored when received.
     pub invalidate_stag: Stag,
     /// The queue.
     pub queue: QueueNumber,

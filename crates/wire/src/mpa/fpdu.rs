@@ -253,3 +253,6 @@ impl fmt::Display for Fpdu<'_> {
         write!(f, "FPDU: {}, {}", self.length, self.trailer)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -272,3 +272,6 @@ fn check_markers(position: u64, stream: &[u8], length: UlpduLength) -> Result<()
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,9 +30,6 @@ const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECT: u8 = 0x20;
 const FLAG_ENHANCED: u8 = 0x10;
 
-/// First revision whose frames may be enhanced.
-const REVISION_ENHANCED: u8 = 2;
-
 /// Which of the two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MpaKind {
@@ -90,15 +87,18 @@ impl<'a> MpaFrame<'a> {
     /// Longest frame.
     pub const MAX_LEN: usize = Self::LEN + MAX_PRIVATE_DATA;
 
-    /// A frame of RFC 6581 without private data, markers, CRC.
-    pub const fn enhanced(kind: MpaKind, enhanced: Enhanced) -> Self {
+    /// The revision of RFC 6581, the first whose frames may be enhanced.
+    pub const REVISION: u8 = 2;
+
+    /// A frame of RFC 6581 that asks for neither markers nor CRCs and has no private data.
+    pub const fn new(kind: MpaKind, enhanced: Enhanced) -> Self {
         Self {
             kind,
             markers: false,
             crc: false,
             rejected: false,
             reserved: 0,
-            revision: REVISION_ENHANCED,
+            revision: Self::REVISION,
             enhanced: Some(enhanced),
             private_data: &[],
         }
@@ -124,7 +124,7 @@ impl<'a> MpaFrame<'a> {
         if private_data_len > MAX_PRIVATE_DATA {
             return Err(Malformed::MpaPrivateDataTooLong);
         }
-        let is_enhanced = flags & FLAG_ENHANCED != 0 && revision >= REVISION_ENHANCED;
+        let is_enhanced = flags & FLAG_ENHANCED != 0 && revision >= Self::REVISION;
         if is_enhanced && private_data_len < Enhanced::LEN {
             return Err(Malformed::MpaEnhancedTooShort);
         }
@@ -314,3 +314,6 @@ const fn join_word(high: bool, low: bool, depth: u16) -> u16 {
     };
     (if high { 0x8000 } else { 0 }) | (if low { 0x4000 } else { 0 }) | depth
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! The header of an Atomic Request (RFC 7306 §5.1).
+//! The header of an Atomic Request (RFC 7306 §5.2, Figure 5).
 
 use std::fmt;
 
@@ -74,7 +74,7 @@ impl AtomicRequest {
             to,
             add_or_swap: add,
             add_or_swap_mask: 0,
-            // Prescribed for FetchAdd, though it compares nothing (RFC 7306 §5.1).
+            // Prescribed for FetchAdd, though it compares nothing (RFC 7306 §5.2).
             compare: 0,
             compare_mask: u64::MAX,
         }

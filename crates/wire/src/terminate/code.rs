@@ -1,4 +1,4 @@
-//! The error codes of a Terminate message (RFC 5040 §4.8, RFC 5041 §7, RFC 5044 §8, RFC 6581 §10).
+//! The error codes of a Terminate message (RFC 5040 §4.8, RFC 5041 §7, RFC 5044 §8, RFC 6581 §8).
 
 use std::fmt;
 
@@ -71,6 +71,13 @@ macro_rules! terminate_codes {
             pub const fn meaning(self) -> Option<&'static str> {
                 match self {
                     $(Self::$name => Some($meaning),)*
+                    // These two types have no codes of their own: any octet may be there.
+                    Self::Unknown(TerminateTriple { layer: 0, etype: 0, .. }) => {
+                        Self::RdmapLocalCatastrophic.meaning()
+                    }
+                    Self::Unknown(TerminateTriple { layer: 1, etype: 0, .. }) => {
+                        Self::DdpLocalCatastrophic.meaning()
+                    }
                     Self::Unknown(_) => None,
                 }
             }
@@ -107,7 +114,7 @@ terminate_codes! {
     UntaggedInvalidOffset = (1, 2, 0x04) "invalid message offset";
     UntaggedTooLong = (1, 2, 0x05) "message too long for its buffer";
     UntaggedDdpVersion = (1, 2, 0x06) "invalid DDP version in an untagged segment";
-    // MPA (RFC 5044 §8; the last three RFC 6581 §10)
+    // MPA (RFC 5044 §8; the last three RFC 6581 §8)
     MpaStreamLost = (2, 0, 0x01) "TCP connection closed or lost";
     MpaCrc = (2, 0, 0x02) "CRC does not match";
     MpaMarker = (2, 0, 0x03) "marker and length do not agree";
