@@ -1,0 +1,226 @@
+//! A queue that a file descriptor announces, and the count of events that wait for their
+//! acknowledgement. Completion channels, CM event channels and asynchronous events share them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::error::{Error, Result};
+
+/// A queue whose file descriptor is readable if and only if the queue is not empty.
+///
+/// The descriptor is an eventfd. Whoever holds the lock keeps the eventfd's counter in step: each
+/// push adds to it, and the pop that empties the queue takes it back to zero. Hence level-triggered
+/// waiting never misses an entry and never wakes for an empty queue, but for a reader that lost
+/// the race for the last entry. Since every push writes, an edge-triggered epoll sees an edge for
+/// each of them; as usual with those, a reader then takes entries until there are none.
+///
+/// Any number of threads may wait. A push wakes all that poll; those that come too late for the
+/// entry wait on.
+pub(crate) struct EventQueue<T> {
+    fd: EventFd,
+    entries: Mutex<VecDeque<T>>,
+}
+
+impl<T> fmt::Debug for EventQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventQueue").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+impl<T> EventQueue<T> {
+    /// An empty queue.
+    pub(crate) fn new() -> Result<Self> {
+        // Blocking on purpose: whether the application has made it non-blocking is what
+        // `is_nonblocking` reports. This type itself never lets a read block.
+        let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(Error::from_call("eventfd"))?;
+        Ok(Self { fd, entries: Mutex::new(VecDeque::new()) })
+    }
+
+    /// What to poll. To be polled only, not to be read or written.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Whether the application has set `O_NONBLOCK` on the descriptor, the C API's way to say
+    /// that getting an event shall not wait.
+    pub(crate) fn is_nonblocking(&self) -> Result<bool> {
+        let flags = fcntl(&self.fd, FcntlArg::F_GETFL).map_err(Error::from_call("fcntl"))?;
+        Ok(OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK))
+    }
+
+    /// Appends an entry.
+    pub(crate) fn push(&self, entry: T) {
+        let mut entries = self.lock();
+        entries.push_back(entry);
+        self.announce();
+    }
+
+    /// Takes the oldest entry, if there is one.
+    pub(crate) fn try_pop(&self) -> Option<T> {
+        let mut entries = self.lock();
+        let entry = entries.pop_front()?;
+        if entries.is_empty() {
+            self.silence();
+        }
+        Some(entry)
+    }
+
+    /// Takes the oldest entry. Waits for one up to `timeout`, without one for ever; signals do
+    /// not end the wait.
+    pub(crate) fn pop(&self, timeout: Option<Duration>) -> Result<Option<T>> {
+        // A deadline that the clock cannot express is as good as none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let forever = deadline.is_none();
+        loop {
+            if let Some(entry) = self.try_pop() {
+                return Ok(Some(entry));
+            }
+            let rest = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if !forever && rest.is_none_or(|rest| rest.is_zero()) {
+                return Ok(None);
+            }
+            match self.wait(rest) {
+                Ok(_) => (),
+                Err(error) if error.errno() == libc::EINTR => (),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until there is an entry, or for `timeout` at most. `true`: there was one. A signal
+    /// ends the wait with `EINTR`.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        let ready = poll(&mut fds, poll_timeout(timeout)).map_err(Error::from_call("poll"))?;
+        Ok(ready > 0)
+    }
+
+    /// Takes all entries that `unwanted` picks, in their order; those that stay keep theirs.
+    pub(crate) fn remove_if(&self, mut unwanted: impl FnMut(&T) -> bool) -> Vec<T> {
+        let mut entries = self.lock();
+        let mut removed = Vec::new();
+        for _ in 0..entries.len() {
+            if let Some(entry) = entries.pop_front() {
+                if unwanted(&entry) {
+                    removed.push(entry);
+                } else {
+                    entries.push_back(entry);
+                }
+            }
+        }
+        if entries.is_empty() && !removed.is_empty() {
+            self.silence();
+        }
+        removed
+    }
+
+    /// How many entries there are.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the descriptor readable. Called under the lock.
+    fn announce(&self) {
+        // Only a counter close to 2^64 could refuse; entries fit into memory, so it never is.
+        let _ = self.fd.write(1);
+    }
+
+    /// Makes the descriptor unreadable. Called under the lock, with a counter above zero.
+    fn silence(&self) {
+        // An application that reads the descriptor against the rules has zeroed the counter
+        // behind our back; a read would then block for ever, so look first.
+        if self.wait(Some(Duration::ZERO)).unwrap_or(false) {
+            let _ = self.fd.read();
+        }
+    }
+}
+
+/// Rounded up to what `poll` can express, so that a wait is never too short, and capped.
+fn poll_timeout(timeout: Option<Duration>) -> PollTimeout {
+    match timeout {
+        None => PollTimeout::NONE,
+        Some(timeout) => {
+            let millis = timeout.as_nanos().div_ceil(1_000_000);
+            i32::try_from(millis)
+                .ok()
+                .and_then(|millis| PollTimeout::try_from(millis).ok())
+                .unwrap_or(PollTimeout::MAX)
+        }
+    }
+}
+
+/// Events of one object that its owner must not outlive: those that are queued and those that
+/// the application has fetched and not yet acknowledged.
+///
+/// An event counts from the moment it is queued, so there is no instant at which it is neither in
+/// the queue nor counted. Whoever destroys the object takes its events out of the queue
+/// ([`EventQueue::remove_if`]), acknowledges those, and waits for the rest.
+#[derive(Debug, Default)]
+pub(crate) struct EventCounter {
+    outstanding: Mutex<u64>,
+    acked: Condvar,
+}
+
+impl EventCounter {
+    /// Nothing is outstanding.
+    pub(crate) const fn new() -> Self {
+        Self { outstanding: Mutex::new(0), acked: Condvar::new() }
+    }
+
+    /// One more event.
+    pub(crate) fn raise(&self) {
+        *self.lock() += 1;
+    }
+
+    /// `n` events are acknowledged. More than are outstanding count as all of them; `false` then.
+    pub(crate) fn ack(&self, n: u64) -> bool {
+        let mut outstanding = self.lock();
+        let known = n <= *outstanding;
+        *outstanding = outstanding.saturating_sub(n);
+        if *outstanding == 0 {
+            self.acked.notify_all();
+        }
+        known
+    }
+
+    /// How many events are not acknowledged yet.
+    pub(crate) fn outstanding(&self) -> u64 {
+        *self.lock()
+    }
+
+    /// Waits until every event is acknowledged.
+    pub(crate) fn wait_acked(&self) {
+        let guard = self.acked.wait_while(self.lock(), |outstanding| *outstanding > 0);
+        drop(guard.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As [`wait_acked`](Self::wait_acked), for `timeout` at most. `true`: all are acknowledged.
+    pub(crate) fn wait_acked_timeout(&self, timeout: Duration) -> bool {
+        let waited =
+            self.acked.wait_timeout_while(self.lock(), timeout, |outstanding| *outstanding > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;
