@@ -1,0 +1,1 @@
+//! FPDUs made by hand.
