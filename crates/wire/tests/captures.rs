@@ -270,6 +270,7 @@ fn arriving<'a, T>(
                 assert_eq!(len, arrived, "asked for more than it used");
                 return (value, len);
             }
+            Parsed::NeedMore(0) => panic!("asked for nothing"),
             Parsed::NeedMore(more) => arrived += more,
         }
         assert!(arrived <= stream.len(), "the stream ends inside a frame");

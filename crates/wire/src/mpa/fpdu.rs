@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The length counts the ULPDU alone. PAD aligns the CRC to 4 octets. Markers, where a receiver
-//! wants them, are inserted into this form: see [`marker`](super::marker).
+//! wants them, are inserted into this form: see [`marker`].
 
 use std::fmt;
 

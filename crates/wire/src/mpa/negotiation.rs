@@ -16,6 +16,10 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 /// Most private data that Linux accepts, enhanced words included (`MPA_MAX_PRIVDATA`).
 pub const MAX_PRIVATE_DATA_LINUX: usize = 256;
 
+/// Most private data of the application's that any known peer can take in an enhanced frame:
+/// Linux siw keeps the length that it sends, words included, in 8 bits.
+pub const MAX_PRIVATE_DATA_PORTABLE: usize = 251;
+
 /// IRD or ORD value of a sender that leaves its negotiation to the application (RFC 6581 §9).
 pub const IRD_ORD_NOT_NEGOTIATED: u16 = 0x3fff;
 

@@ -1,4 +1,4 @@
-//! The header of an Atomic Request (RFC 7306 §5.2, Figure 5).
+//! The header of an Atomic Request (RFC 7306 §5.2).
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The RDMAP operation code (RFC 5040 §4.1, Figure 4; RFC 7306 §4).
+//! The RDMAP operation code (RFC 5040 §4.1, RFC 7306 §4).
 
 use std::fmt;
 

@@ -86,7 +86,7 @@ macro_rules! terminate_codes {
 }
 
 terminate_codes! {
-    // RDMAP (RFC 5040 §4.8, Figure 9)
+    // RDMAP (RFC 5040 §4.8)
     RdmapLocalCatastrophic = (0, 0, 0x00) "local catastrophic error";
     ProtectionInvalidStag = (0, 1, 0x00) "invalid STag";
     ProtectionBounds = (0, 1, 0x01) "access outside of the buffer";

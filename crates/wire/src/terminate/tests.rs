@@ -136,7 +136,7 @@ fn codes_in_words() {
         TerminateCode::from_triple(TerminateTriple::new(layer, etype, code)).to_string()
     };
     assert_eq!(unknown(2, 3, 2), "unknown error (layer 2 type 3 code 0x02)");
-    // RFC 5040 Figure 9, RFC 5041 §7: any code may stand with these types.
+    // RFC 5040 §4.8, RFC 5041 §7: any code may stand with these types.
     assert_eq!(
         unknown(0, 0, 7),
         "local catastrophic error (layer 0 type 0 code 0x07)"
@@ -239,6 +239,16 @@ fn both_layouts_of_every_code() {
             Reader::all(&as_siw(message), Terminate::parse_any),
             Ok((message, TerminateLayout::Siw))
         );
+        let message = Terminate::new(*code).with_read_request(read_request());
+        for (octets, layout) in [
+            (octets_of(message), TerminateLayout::Rfc),
+            (as_siw(message), TerminateLayout::Siw),
+        ] {
+            assert_eq!(
+                Reader::all(&octets, Terminate::parse_any),
+                Ok((message, layout))
+            );
+        }
     }
     let message = Terminate::new(TerminateCode::ProtectionBounds)
         .with_segment(0x2e, read_header())
@@ -247,6 +257,25 @@ fn both_layouts_of_every_code() {
         Reader::all(&as_siw(message), Terminate::parse_any),
         Ok((message, TerminateLayout::Siw))
     );
+}
+
+/// The flags decide even where the error would say otherwise.
+#[test]
+fn flags_outweigh_the_error() {
+    for (flags, layout, code) in [
+        (
+            0x20,
+            TerminateLayout::Rfc,
+            TerminateCode::from_triple(TerminateTriple::new(0, 2, 2)),
+        ),
+        (0x04, TerminateLayout::Siw, TerminateCode::MpaCrc),
+    ] {
+        let mut octets = vec![0x02, 0x02, flags, 0x00];
+        octets.extend_from_slice(&read_request().to_bytes());
+        let (message, found) = Reader::all(&octets, Terminate::parse_any).unwrap();
+        assert_eq!((found, message.code), (layout, code));
+        assert_eq!(message.read_request(), Some(read_request()));
+    }
 }
 
 /// The octets of a siw that found a CRC mismatch, first four.
