@@ -247,7 +247,10 @@ impl PeerViolation {
     const fn terminate_code(self) -> TerminateCode {
         use TerminateCode as Code;
         match self {
-            Self::Protection { operation: RemoteOperation::Write, fault } => match fault {
+            Self::Protection {
+                operation: RemoteOperation::Write,
+                fault,
+            } => match fault {
                 MemoryFault::InvalidKey => Code::TaggedInvalidStag,
                 MemoryFault::Bounds => Code::TaggedBounds,
                 MemoryFault::WrongPd => Code::TaggedStagNotAssociated,
@@ -267,9 +270,10 @@ impl PeerViolation {
                 MemoryFault::Access => Code::ProtectionAccess,
                 MemoryFault::CannotInvalidate => Code::ProtectionUnspecified,
             },
-            Self::Protection { operation: RemoteOperation::Invalidate, .. } => {
-                Code::OperationCannotInvalidate
-            }
+            Self::Protection {
+                operation: RemoteOperation::Invalidate,
+                ..
+            } => Code::OperationCannotInvalidate,
             Self::DdpVersion { tagged: true } => Code::TaggedDdpVersion,
             Self::DdpVersion { tagged: false } => Code::UntaggedDdpVersion,
             Self::RdmapVersion => Code::OperationRdmapVersion,
@@ -294,9 +298,10 @@ impl PeerViolation {
     /// RFC 5040 §4.8, Figure 10.
     const fn terminate_headers(self) -> TerminateHeaders {
         match self {
-            Self::Protection { operation: RemoteOperation::Read, .. } => {
-                TerminateHeaders::DdpAndRdmap
-            }
+            Self::Protection {
+                operation: RemoteOperation::Read,
+                ..
+            } => TerminateHeaders::DdpAndRdmap,
             Self::DdpVersion { .. }
             | Self::RdmapVersion
             | Self::UnexpectedOpcode
@@ -387,7 +392,10 @@ mod tests {
     #[test]
     fn local_faults_have_a_status() {
         for fault in MEMORY_FAULTS {
-            assert_eq!(LocalFault::Protection(fault).wc_status(), WcStatus::LocProtErr);
+            assert_eq!(
+                LocalFault::Protection(fault).wc_status(),
+                WcStatus::LocProtErr
+            );
         }
         assert_eq!(LocalFault::NotSupported.wc_status(), WcStatus::LocQpOpErr);
     }

@@ -29,8 +29,15 @@ pub enum QpState {
 
 impl QpState {
     /// All states, in the order of their values.
-    pub const ALL: [Self; 7] =
-        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
+    pub const ALL: [Self; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::Rtr,
+        Self::Rts,
+        Self::Sqd,
+        Self::Sqe,
+        Self::Err,
+    ];
 
     /// The state with this value of `enum ibv_qp_state`.
     pub fn from_value(value: u32) -> Option<Self> {
@@ -255,8 +262,10 @@ const TABLE: &[Transition] = transitions! {
 
 /// The attributes of a transition, or `None` if there is no such transition.
 pub fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<Attributes> {
-    const NOTHING: Attributes =
-        Attributes { required: QpAttrMask::empty(), optional: QpAttrMask::empty() };
+    const NOTHING: Attributes = Attributes {
+        required: QpAttrMask::empty(),
+        optional: QpAttrMask::empty(),
+    };
     match (from, to) {
         (QpState::Sqe, _) if qp_type == QpType::Rc => None,
         (_, QpState::Reset) => Some(NOTHING),
@@ -282,11 +291,21 @@ pub fn check(
     };
     let missing = required - mask;
     if !missing.is_empty() {
-        return Err(TransitionError::Missing { qp_type, from, to, missing });
+        return Err(TransitionError::Missing {
+            qp_type,
+            from,
+            to,
+            missing,
+        });
     }
     let excess = mask - required - optional - QpAttrMask::STATE;
     if !excess.is_empty() {
-        return Err(TransitionError::NotAllowed { qp_type, from, to, excess });
+        return Err(TransitionError::NotAllowed {
+            qp_type,
+            from,
+            to,
+            excess,
+        });
     }
     Ok(())
 }
@@ -302,7 +321,12 @@ pub fn check_iwarp(from: QpState, to: QpState, mask: QpAttrMask) -> Result<(), T
     }
     let excess = mask - QpAttrMask::all();
     if !excess.is_empty() {
-        return Err(TransitionError::NotAllowed { qp_type, from, to, excess });
+        return Err(TransitionError::NotAllowed {
+            qp_type,
+            from,
+            to,
+            excess,
+        });
     }
     Ok(())
 }
@@ -347,13 +371,21 @@ mod tests {
                 }
                 continue;
             };
-            assert_eq!(check(qp_type, from, to, required | QpAttrMask::STATE), Ok(()));
+            assert_eq!(
+                check(qp_type, from, to, required | QpAttrMask::STATE),
+                Ok(())
+            );
             assert_eq!(check(qp_type, from, to, required | optional), Ok(()));
             for one in QpAttrMask::all().iter() {
                 let without = check(qp_type, from, to, (required | optional) - one);
                 if required.contains(one) {
                     let missing = one;
-                    let error = TransitionError::Missing { qp_type, from, to, missing };
+                    let error = TransitionError::Missing {
+                        qp_type,
+                        from,
+                        to,
+                        missing,
+                    };
                     assert_eq!(without, Err(error));
                 } else {
                     assert_eq!(without, Ok(()));
@@ -363,7 +395,12 @@ mod tests {
                     assert_eq!(with, Ok(()));
                 } else {
                     let excess = one;
-                    let error = TransitionError::NotAllowed { qp_type, from, to, excess };
+                    let error = TransitionError::NotAllowed {
+                        qp_type,
+                        from,
+                        to,
+                        excess,
+                    };
                     assert_eq!(with, Err(error));
                 }
             }
@@ -377,7 +414,10 @@ mod tests {
                 (other.qp_type, other.from, other.to) == (line.qp_type, line.from, line.to)
             };
             assert_eq!(TABLE.iter().filter(same).count(), 1, "line {at}");
-            assert_eq!(attributes(line.qp_type, line.from, line.to), Some(line.attributes));
+            assert_eq!(
+                attributes(line.qp_type, line.from, line.to),
+                Some(line.attributes)
+            );
             assert!((line.attributes.required & line.attributes.optional).is_empty());
         }
     }
@@ -395,7 +435,11 @@ mod tests {
             Err(TransitionError::Illegal { .. })
         ));
         assert!(matches!(
-            check_iwarp(QpState::Init, QpState::Rtr, QpAttrMask::from_bits_retain(1 << 30)),
+            check_iwarp(
+                QpState::Init,
+                QpState::Rtr,
+                QpAttrMask::from_bits_retain(1 << 30)
+            ),
             Err(TransitionError::NotAllowed { .. })
         ));
     }
@@ -404,11 +448,21 @@ mod tests {
     fn errors_name_what_is_wrong() {
         let text = |result: Result<(), TransitionError>| result.unwrap_err().to_string();
         assert_eq!(
-            text(check(QpType::Rc, QpState::Reset, QpState::Rts, QpAttrMask::STATE)),
+            text(check(
+                QpType::Rc,
+                QpState::Reset,
+                QpState::Rts,
+                QpAttrMask::STATE
+            )),
             "RC: no transition from RESET to RTS"
         );
         assert_eq!(
-            text(check(QpType::Uc, QpState::Init, QpState::Rtr, QpAttrMask::AV)),
+            text(check(
+                QpType::Uc,
+                QpState::Init,
+                QpState::Rtr,
+                QpAttrMask::AV
+            )),
             "UC INIT to RTR: missing PATH_MTU | RQ_PSN | DEST_QPN"
         );
         let mask = QpAttrMask::PORT | QpAttrMask::PKEY_INDEX | QpAttrMask::QKEY | QpAttrMask::AV;

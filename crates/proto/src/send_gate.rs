@@ -90,7 +90,12 @@ mod tests {
         assert!(!gate.is_open());
         assert!(gate.open(Opener::ReadyToUse));
         assert!(!gate.open(Opener::FirstFrame));
-        assert_eq!(gate, SendGate::Open { by: Opener::ReadyToUse });
+        assert_eq!(
+            gate,
+            SendGate::Open {
+                by: Opener::ReadyToUse
+            }
+        );
         gate.open_at(at(1));
         assert_eq!(gate.deadline(), None);
     }
@@ -115,6 +120,11 @@ mod tests {
         assert!(gate.open(Opener::FirstFrame));
         assert_eq!(gate.deadline(), None);
         assert!(!gate.on_timeout(at(30)));
-        assert_eq!(gate, SendGate::Open { by: Opener::FirstFrame });
+        assert_eq!(
+            gate,
+            SendGate::Open {
+                by: Opener::FirstFrame
+            }
+        );
     }
 }

@@ -51,7 +51,12 @@ pub struct TxBatch {
 impl TxBatch {
     /// An empty batch without any allocation.
     pub const fn new() -> Self {
-        Self { scratch: Vec::new(), pieces: Vec::new(), ends: Vec::new(), len: 0 }
+        Self {
+            scratch: Vec::new(),
+            pieces: Vec::new(),
+            ends: Vec::new(),
+            len: 0,
+        }
     }
 
     /// Octets of all frames.

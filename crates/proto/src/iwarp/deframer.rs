@@ -112,7 +112,9 @@ impl Deframer {
     const fn payload_left(&mut self, left: usize, skip: bool) {
         self.state = if left == 0 {
             self.filled = 0;
-            State::Trailer { need: self.length.pad_len() + Crc32c::LEN }
+            State::Trailer {
+                need: self.length.pad_len() + Crc32c::LEN,
+            }
         } else if skip {
             State::Skip { left }
         } else {
@@ -157,7 +159,11 @@ impl Stream {
                 if !self.rx.fill(need, rest) {
                     return Ok(());
                 }
-                if need == FIRST { self.first_octets() } else { self.head_complete(memory) }
+                if need == FIRST {
+                    self.first_octets()
+                } else {
+                    self.head_complete(memory)
+                }
             }
             State::Payload { left } => {
                 let (payload, after) = rest.split_at(left.min(rest.len()));
@@ -199,7 +205,10 @@ impl Stream {
         self.rx.length = UlpduLength::parse(&mut reader)?;
         let control = Control::parse(&mut reader)?;
         let ulpdu_len = self.rx.length.get();
-        self.offender = Offender { ulpdu_len, ..Offender::default() };
+        self.offender = Offender {
+            ulpdu_len,
+            ..Offender::default()
+        };
         if usize::from(self.rx.length.get()) < Control::LEN {
             return Err(Malformed::Truncated.into());
         }
@@ -271,15 +280,19 @@ impl Stream {
                     used += len;
                     self.rx.position = self.rx.position.wrapping_add(len as u64);
                     self.rx.marked_need = 1;
-                    result = if self.rx.crc { value.check_crc() } else { Ok(()) }
-                        .and_then(|()| Fpdu::parse(&unmarked))
-                        .map_err(Fault::from)
-                        .and_then(|fpdu| match fpdu {
-                            Parsed::Complete { value, .. } => {
-                                self.ulpdu(memory, value.length, value.ulpdu)
-                            }
-                            Parsed::NeedMore(_) => Err(Malformed::Truncated.into()),
-                        });
+                    result = if self.rx.crc {
+                        value.check_crc()
+                    } else {
+                        Ok(())
+                    }
+                    .and_then(|()| Fpdu::parse(&unmarked))
+                    .map_err(Fault::from)
+                    .and_then(|fpdu| match fpdu {
+                        Parsed::Complete { value, .. } => {
+                            self.ulpdu(memory, value.length, value.ulpdu)
+                        }
+                        Parsed::NeedMore(_) => Err(Malformed::Truncated.into()),
+                    });
                 }
                 Ok(Parsed::NeedMore(more)) => self.rx.marked_need = marked.len() - used + more,
                 Err(malformed) => result = Err(malformed.into()),
@@ -297,16 +310,22 @@ impl Stream {
         memory: &M,
         octets: usize,
     ) -> Result<(), Fault> {
-        let State::Payload { left } = self.rx.state else { return Ok(()) };
+        let State::Payload { left } = self.rx.state else {
+            return Ok(());
+        };
         let octets = octets.min(left);
         if self.rx.crc {
             let mut todo = octets;
-            let running = self.rx.direct.iter().try_fold(self.rx.running, |crc, piece| {
-                let &(key, addr, len) = piece;
-                let len = len.min(todo);
-                todo -= len;
-                memory.crc32c(crc, key, addr, u32::try_from(len).unwrap_or(u32::MAX))
-            });
+            let running = self
+                .rx
+                .direct
+                .iter()
+                .try_fold(self.rx.running, |crc, piece| {
+                    let &(key, addr, len) = piece;
+                    let len = len.min(todo);
+                    todo -= len;
+                    memory.crc32c(crc, key, addr, u32::try_from(len).unwrap_or(u32::MAX))
+                });
             self.rx.running = running.map_err(|fault| self.placement_fault(fault))?;
         }
         self.advance_placed(octets);

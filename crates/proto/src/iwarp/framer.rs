@@ -59,7 +59,11 @@ pub(super) enum Source<'a> {
     /// Captured when the request was posted.
     Inline(&'a [u8]),
     /// Memory of a local request.
-    Local { sges: &'a [Sge], offset: u64, len: usize },
+    Local {
+        sges: &'a [Sge],
+        offset: u64,
+        len: usize,
+    },
     /// Memory that the peer reads.
     Remote { key: Rkey, addr: u64, len: usize },
 }
@@ -108,7 +112,11 @@ impl Framer {
         let max_ulpdu = match sizing {
             FpduSizing::Largest { limit } => {
                 // A marker's pointer has 16 bits too.
-                let most = if markers { mulpdu_with_markers(0xffff) } else { u16::MAX };
+                let most = if markers {
+                    mulpdu_with_markers(0xffff)
+                } else {
+                    u16::MAX
+                };
                 limit.clamp(MIN_MULPDU, most)
             }
             FpduSizing::MpaAware { emss } if markers => mulpdu_with_markers(emss.into()),
@@ -192,8 +200,11 @@ impl Framer {
             });
             result?;
         }
-        let trailer =
-            if self.crc { Trailer::with_crc(length, crc) } else { Trailer::without_crc(length) };
+        let trailer = if self.crc {
+            Trailer::with_crc(length, crc)
+        } else {
+            Trailer::without_crc(length)
+        };
         out.scratch_with(|scratch| trailer.append_to(scratch));
         Ok(())
     }

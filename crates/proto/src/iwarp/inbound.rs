@@ -124,7 +124,10 @@ impl Stream {
     fn check_opcode(&self, control: Control) -> Result<(), PeerViolation> {
         let opcode = control.opcode();
         let beyond_rfc5040 = opcode.get() > Opcode::TERMINATE.get();
-        let negotiated = self.negotiated.as_ref().is_some_and(|agreed| agreed.rfc7306);
+        let negotiated = self
+            .negotiated
+            .as_ref()
+            .is_some_and(|agreed| agreed.rfc7306);
         if !opcode.is_known()
             || opcode.is_tagged() != control.is_tagged()
             || (beyond_rfc5040 && !negotiated)
@@ -141,7 +144,10 @@ impl Stream {
         length: UlpduLength,
         ulpdu: &[u8],
     ) -> Result<(), Fault> {
-        self.offender = Offender { ulpdu_len: length.get(), ..Offender::default() };
+        self.offender = Offender {
+            ulpdu_len: length.get(),
+            ..Offender::default()
+        };
         let mut reader = Reader::new(ulpdu);
         let control = Control::parse(&mut reader.clone())?;
         let shape = self.shape(control, length.get())?;
@@ -179,11 +185,20 @@ impl Stream {
             DdpHeader::Tagged(header) => (self.check_read_response(&header, len)?, None),
             DdpHeader::Untagged(header) => {
                 let kind = self.check_send(memory, &header, len)?;
-                (kind, opcode.invalidates().then(|| header.invalidate_stag.into()))
+                (
+                    kind,
+                    opcode.invalidates().then(|| header.invalidate_stag.into()),
+                )
             }
         };
         let last = control.is_last();
-        self.inbound.segment = Segment { kind, len, placed: 0, last, invalidates };
+        self.inbound.segment = Segment {
+            kind,
+            len,
+            placed: 0,
+            last,
+            invalidates,
+        };
         Ok(())
     }
 
@@ -233,9 +248,11 @@ impl Stream {
     /// Memory that had been checked is not there any more.
     pub(super) fn placement_fault(&mut self, fault: MemoryFault) -> Fault {
         match self.inbound.segment.kind {
-            Kind::Nothing | Kind::Write { .. } => {
-                PeerViolation::Protection { operation: RemoteOperation::Write, fault }.into()
+            Kind::Nothing | Kind::Write { .. } => PeerViolation::Protection {
+                operation: RemoteOperation::Write,
+                fault,
             }
+            .into(),
             Kind::Message => {
                 self.receive_fails(WcStatus::LocProtErr);
                 LocalFault::Protection(fault).into()
@@ -264,7 +281,9 @@ impl Stream {
 
 fn check_versions(control: Control) -> Result<(), PeerViolation> {
     if control.ddp_version() != Control::DDP_VERSION {
-        return Err(PeerViolation::DdpVersion { tagged: control.is_tagged() });
+        return Err(PeerViolation::DdpVersion {
+            tagged: control.is_tagged(),
+        });
     }
     if control.rdmap_version() != Control::RDMAP_VERSION {
         return Err(PeerViolation::RdmapVersion);

@@ -96,5 +96,9 @@ pub struct Wishes {
 
 /// A depth as it can be sent: the value that means "not negotiated" is none.
 const fn sendable(depth: u16) -> u16 {
-    if depth > IRD_ORD_MAX { IRD_ORD_MAX } else { depth }
+    if depth > IRD_ORD_MAX {
+        IRD_ORD_MAX
+    } else {
+        depth
+    }
 }

@@ -131,18 +131,26 @@ impl Requester {
 }
 
 const fn is_answered(op: SendOp) -> bool {
-    matches!(op, SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. })
+    matches!(
+        op,
+        SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }
+    )
 }
 
 /// Whether the operation needs a peer with RFC 7306.
 pub(super) const fn needs_rfc7306(op: SendOp) -> bool {
-    matches!(op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } | SendOp::WriteWithImm { .. })
+    matches!(
+        op,
+        SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } | SendOp::WriteWithImm { .. }
+    )
 }
 
 impl Stream {
     /// Whether the connection offers the operation, once it is known what it offers.
     pub(super) fn offers(&self, op: SendOp) -> bool {
-        let Some(agreed) = &self.negotiated else { return true };
+        let Some(agreed) = &self.negotiated else {
+            return true;
+        };
         (agreed.rfc7306 || !needs_rfc7306(op)) && (agreed.ord > 0 || !is_answered(op))
     }
 
@@ -154,12 +162,17 @@ impl Stream {
         if !self.is_receiving() || !self.gate.is_open() || self.local_fault.is_some() {
             return false;
         }
-        let Some(request) = self.sq.next() else { return false };
+        let Some(request) = self.sq.next() else {
+            return false;
+        };
         if request.flags.contains(SendFlags::FENCE) && self.requester.has_awaited() {
             return false;
         }
         // One that can never be sent is not made to wait: it fails.
-        let ord = self.negotiated.as_ref().map_or(0, |agreed| usize::from(agreed.ord));
+        let ord = self
+            .negotiated
+            .as_ref()
+            .map_or(0, |agreed| usize::from(agreed.ord));
         !is_answered(request.op) || ord == 0 || self.requester.awaited.len() < ord
     }
 
@@ -210,14 +223,21 @@ impl Stream {
         let progress = match self.requester.progress {
             Some(progress) => progress,
             None => {
-                let Some(request) = self.sq.next() else { return };
+                let Some(request) = self.sq.next() else {
+                    return;
+                };
                 if let Err(fault) = self.check_request(memory, request) {
                     return self.request_fails(fault);
                 }
-                Progress { offset: 0, immediate: false }
+                Progress {
+                    offset: 0,
+                    immediate: false,
+                }
             }
         };
-        let Some(request) = self.sq.next() else { return };
+        let Some(request) = self.sq.next() else {
+            return;
+        };
         let result = match request.op {
             SendOp::LocalInvalidate(key) => memory.invalidate(key).map(|()| {
                 self.sq.next_done(WcStatus::Success);
@@ -240,7 +260,11 @@ impl Stream {
         if !self.offers(request.op) {
             return Err(LocalFault::NotSupported);
         }
-        let need = if is_answered(request.op) { Access::LOCAL_WRITE } else { Access::empty() };
+        let need = if is_answered(request.op) {
+            Access::LOCAL_WRITE
+        } else {
+            Access::empty()
+        };
         if let Payload::Sges(sges) = &request.payload {
             for sge in sges.iter().filter(|sge| sge.length > 0) {
                 memory.check_local(sge, need)?;
@@ -263,7 +287,9 @@ impl Stream {
         out: &mut TxBatch,
         progress: Progress,
     ) -> Result<(), MemoryFault> {
-        let Some(request) = self.sq.next() else { return Ok(()) };
+        let Some(request) = self.sq.next() else {
+            return Ok(());
+        };
         let op = request.op;
         let offset = progress.offset;
         let left = request.payload.len() - offset;
@@ -274,7 +300,9 @@ impl Stream {
         let (len, last) = segment_len(&self.tx, header_len, left);
         let head = match op {
             SendOp::Write { remote_addr, rkey }
-            | SendOp::WriteWithImm { remote_addr, rkey, .. } => {
+            | SendOp::WriteWithImm {
+                remote_addr, rkey, ..
+            } => {
                 let to = TaggedOffset::new(remote_addr.wrapping_add(offset));
                 tagged(Opcode::WRITE, last, rkey.into(), to)
             }
@@ -300,7 +328,10 @@ impl Stream {
             self.request_yielded();
         } else {
             self.sq.start_next();
-            self.requester.progress = Some(Progress { offset: offset + len as u64, immediate });
+            self.requester.progress = Some(Progress {
+                offset: offset + len as u64,
+                immediate,
+            });
         }
         Ok(())
     }
@@ -310,7 +341,11 @@ impl Stream {
         memory: &M,
         out: &mut TxBatch,
     ) -> Result<(), MemoryFault> {
-        let Some(&SendRequest { op: SendOp::WriteWithImm { imm, .. }, flags, .. }) = self.sq.next()
+        let Some(&SendRequest {
+            op: SendOp::WriteWithImm { imm, .. },
+            flags,
+            ..
+        }) = self.sq.next()
         else {
             return Ok(());
         };
@@ -348,7 +383,9 @@ impl Stream {
         memory: &M,
         out: &mut TxBatch,
     ) -> Result<(), MemoryFault> {
-        let Some(request) = self.sq.next() else { return Ok(()) };
+        let Some(request) = self.sq.next() else {
+            return Ok(());
+        };
         let ticket = self.sq.next_ticket();
         let msn = self.requester.next_request;
         // Any number does for both names; this one differs from those of its neighbours.
@@ -369,11 +406,20 @@ impl Stream {
         };
         let at = |rkey: Rkey, addr| (Stag::from(rkey), TaggedOffset::new(addr));
         let (head, awaited) = match request.op {
-            SendOp::FetchAdd { remote_addr, rkey, add } => {
+            SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add,
+            } => {
                 let (stag, to) = at(rkey, remote_addr);
                 atomic(&|id| AtomicRequest::fetch_add(id, stag, to, add))
             }
-            SendOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+            SendOp::CompareSwap {
+                remote_addr,
+                rkey,
+                compare,
+                swap,
+            } => {
                 let (stag, to) = at(rkey, remote_addr);
                 atomic(&|id| AtomicRequest::cmp_swap(id, stag, to, compare, swap))
             }
@@ -382,8 +428,19 @@ impl Stream {
                 let stag = Stag::new(request_id);
                 let size = u32::try_from(request.payload.len()).unwrap_or(u32::MAX);
                 let sink_to = TaggedOffset::new(0);
-                let read = ReadRequest { sink_stag: stag, sink_to, size, source_stag, source_to };
-                let awaited = Awaited::Read { ticket: Some(ticket), stag, size, received: 0 };
+                let read = ReadRequest {
+                    sink_stag: stag,
+                    sink_to,
+                    size,
+                    source_stag,
+                    source_to,
+                };
+                let awaited = Awaited::Read {
+                    ticket: Some(ticket),
+                    stag,
+                    size,
+                    received: 0,
+                };
                 (read_request(msn, &read), awaited)
             }
             _ => return Ok(()),
@@ -408,7 +465,11 @@ impl Stream {
             return Err(PeerViolation::UnexpectedResponse.into());
         }
         let original = response.original.to_ne_bytes();
-        if let Some(SendRequest { payload: Payload::Sges(sges), .. }) = self.sq.get(ticket) {
+        if let Some(SendRequest {
+            payload: Payload::Sges(sges),
+            ..
+        }) = self.sq.get(ticket)
+        {
             let mut rest = &original[..];
             let written = parts(sges, 0, original.len()).try_for_each(|(key, addr, len)| {
                 let (here, after) = rest.split_at(len);

@@ -17,8 +17,14 @@ use crate::transmit::TxBatch;
 /// A request of the peer that is to be answered.
 #[derive(Clone, Copy, Debug)]
 enum Job {
-    Read { header: UntaggedHeader, request: ReadRequest },
-    Atomic { header: UntaggedHeader, request: AtomicRequest },
+    Read {
+        header: UntaggedHeader,
+        request: ReadRequest,
+    },
+    Atomic {
+        header: UntaggedHeader,
+        request: AtomicRequest,
+    },
 }
 
 #[derive(Debug)]
@@ -101,7 +107,10 @@ impl Stream {
                 .check_remote(stag, to, request.size.into(), Access::REMOTE_READ)
                 .map_err(|fault| refusal(RemoteOperation::Read, fault))?;
         }
-        let job = Job::Read { header: *header, request: *request };
+        let job = Job::Read {
+            header: *header,
+            request: *request,
+        };
         self.responder.push(self.ird(), job)?;
         Ok(())
     }
@@ -119,9 +128,17 @@ impl Stream {
             return Err(PeerViolation::AtomicAlignment.into());
         }
         memory
-            .check_remote(request.stag.into(), request.to.get(), 8, Access::REMOTE_ATOMIC)
+            .check_remote(
+                request.stag.into(),
+                request.to.get(),
+                8,
+                Access::REMOTE_ATOMIC,
+            )
             .map_err(|fault| refusal(RemoteOperation::Atomic, fault))?;
-        let job = Job::Atomic { header: *header, request: *request };
+        let job = Job::Atomic {
+            header: *header,
+            request: *request,
+        };
         self.responder.push(self.ird(), job)?;
         Ok(())
     }
@@ -132,7 +149,9 @@ impl Stream {
         memory: &mut M,
         out: &mut TxBatch,
     ) -> Result<(), Fault> {
-        let Some(&job) = self.responder.jobs.front() else { return Ok(()) };
+        let Some(&job) = self.responder.jobs.front() else {
+            return Ok(());
+        };
         match job {
             Job::Read { header, request } => {
                 self.transmit_read(memory, out, &request).map_err(|fault| {
@@ -145,14 +164,15 @@ impl Stream {
                 })
             }
             Job::Atomic { header, request } => {
-                self.transmit_atomic(memory, out, &request).map_err(|fault| {
-                    self.offender = Offender {
-                        ulpdu_len: ulpdu_len(AtomicRequest::LEN),
-                        header: Some(header.into()),
-                        request: None,
-                    };
-                    refusal(RemoteOperation::Atomic, fault)
-                })
+                self.transmit_atomic(memory, out, &request)
+                    .map_err(|fault| {
+                        self.offender = Offender {
+                            ulpdu_len: ulpdu_len(AtomicRequest::LEN),
+                            header: Some(header.into()),
+                            request: None,
+                        };
+                        refusal(RemoteOperation::Atomic, fault)
+                    })
             }
         }
     }
@@ -169,7 +189,11 @@ impl Stream {
         let to = softverbs_wire::num::TaggedOffset::new(request.sink_to.get().wrapping_add(offset));
         let head = tagged(Opcode::READ_RESPONSE, last, request.sink_stag, to);
         let addr = request.source_to.get().wrapping_add(offset);
-        let source = Source::Remote { key: request.source_stag.into(), addr, len };
+        let source = Source::Remote {
+            key: request.source_stag.into(),
+            addr,
+            len,
+        };
         self.tx.emit(memory, out, &head, source)?;
         if last {
             self.responder.done();
@@ -196,7 +220,10 @@ impl Stream {
             self.responder.next_atomic_response,
             MessageOffset::ZERO,
         );
-        let response = AtomicResponse { request_id: request.request_id, original };
+        let response = AtomicResponse {
+            request_id: request.request_id,
+            original,
+        };
         let head = Head::new(|writer| {
             header.emit(writer);
             response.emit(writer);
@@ -265,7 +292,10 @@ mod tests {
     #[test]
     fn fetch_add_stops_carries_at_the_mask() {
         let fields = 0x8000_8000_8000_8000;
-        assert_eq!(add(fields, 0x0001_0001_0001_0001, 0xffff_0000_7fff_8000), 0x0001_8000_8001);
+        assert_eq!(
+            add(fields, 0x0001_0001_0001_0001, 0xffff_0000_7fff_8000),
+            0x0001_8000_8001
+        );
         let samples = [
             0,
             1,

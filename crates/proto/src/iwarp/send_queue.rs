@@ -84,12 +84,18 @@ impl SendQueue {
     }
 
     pub(super) fn push(&mut self, request: SendRequest) {
-        self.entries.push_back(Entry { request, state: State::Queued });
+        self.entries.push_back(Entry {
+            request,
+            state: State::Queued,
+        });
     }
 
     /// A request that is posted to a queue that only flushes.
     pub(super) fn push_flushed(&mut self, request: SendRequest) {
-        self.entries.push_back(Entry { request, state: State::Done(WcStatus::WrFlushErr) });
+        self.entries.push_back(Entry {
+            request,
+            state: State::Done(WcStatus::WrFlushErr),
+        });
         self.retire();
     }
 
@@ -99,7 +105,9 @@ impl SendQueue {
 
     /// The request whose turn it is, if it is not fully yielded.
     pub(super) fn next(&self) -> Option<&SendRequest> {
-        self.entries.get(self.next.wrapping_sub(self.first)).map(|entry| &entry.request)
+        self.entries
+            .get(self.next.wrapping_sub(self.first))
+            .map(|entry| &entry.request)
     }
 
     pub(super) fn next_ticket(&self) -> Ticket {
@@ -108,7 +116,9 @@ impl SendQueue {
 
     /// The request that `ticket` names, if it has not completed.
     pub(super) fn get(&self, ticket: Ticket) -> Option<&SendRequest> {
-        self.entries.get(ticket.0.wrapping_sub(self.first)).map(|entry| &entry.request)
+        self.entries
+            .get(ticket.0.wrapping_sub(self.first))
+            .map(|entry| &entry.request)
     }
 
     /// The first octets of the next request were yielded.
@@ -153,7 +163,9 @@ impl SendQueue {
     pub(super) fn transmitted(&mut self, done: u64) {
         while self.untransmitted != self.next {
             let at = self.untransmitted.wrapping_sub(self.first);
-            let Some(entry) = self.entries.get_mut(at) else { break };
+            let Some(entry) = self.entries.get_mut(at) else {
+                break;
+            };
             match entry.state {
                 State::Yielded { end } if end <= done => {
                     entry.state = State::Done(WcStatus::Success);
@@ -175,7 +187,10 @@ impl SendQueue {
     /// later.
     pub(super) fn has_unfinished(&self) -> bool {
         self.entries.iter().any(|entry| {
-            matches!(entry.state, State::Started | State::Yielded { .. } | State::Awaiting)
+            matches!(
+                entry.state,
+                State::Started | State::Yielded { .. } | State::Awaiting
+            )
         })
     }
 
@@ -214,9 +229,15 @@ impl SendQueue {
 
     /// Completes the requests at the front that are done.
     fn retire(&mut self) {
-        while let Some(Entry { state: State::Done(status), .. }) = self.entries.front() {
+        while let Some(Entry {
+            state: State::Done(status),
+            ..
+        }) = self.entries.front()
+        {
             let status = *status;
-            let Some(entry) = self.entries.pop_front() else { return };
+            let Some(entry) = self.entries.pop_front() else {
+                return;
+            };
             // Counters never lag behind the front: what they point at has completed.
             for counter in [&mut self.next, &mut self.untransmitted] {
                 if *counter == self.first {
@@ -228,7 +249,8 @@ impl SendQueue {
             self.failed |= !success;
             let signaled = self.all_signaled || entry.request.flags.contains(SendFlags::SIGNALED);
             if signaled || !success {
-                self.completions.push_back(completion(&entry.request, status));
+                self.completions
+                    .push_back(completion(&entry.request, status));
             }
         }
     }
@@ -287,7 +309,9 @@ pub(super) fn parts(
             skip -= length;
             return None;
         }
-        let here = usize::try_from(length - skip).unwrap_or(usize::MAX).min(left);
+        let here = usize::try_from(length - skip)
+            .unwrap_or(usize::MAX)
+            .min(left);
         let part = (sge.lkey, sge.addr.wrapping_add(skip), here);
         skip = 0;
         left -= here;
@@ -303,8 +327,17 @@ mod tests {
     use crate::wr::Payload;
 
     fn request(wr_id: u64, op: SendOp, flags: SendFlags) -> SendRequest {
-        let sge = Sge { addr: 0x1000, length: 7, lkey: Lkey::new(1) };
-        SendRequest { wr_id, op, flags, payload: Payload::Sges(smallvec![sge]) }
+        let sge = Sge {
+            addr: 0x1000,
+            length: 7,
+            lkey: Lkey::new(1),
+        };
+        SendRequest {
+            wr_id,
+            op,
+            flags,
+            payload: Payload::Sges(smallvec![sge]),
+        }
     }
 
     fn send(wr_id: u64) -> SendRequest {
@@ -312,12 +345,17 @@ mod tests {
     }
 
     fn read(wr_id: u64) -> SendRequest {
-        let op = SendOp::Read { remote_addr: 0, rkey: softverbs_wire::num::Rkey::new(9) };
+        let op = SendOp::Read {
+            remote_addr: 0,
+            rkey: softverbs_wire::num::Rkey::new(9),
+        };
         request(wr_id, op, SendFlags::SIGNALED)
     }
 
     fn completed(queue: &mut SendQueue) -> Vec<(u64, WcStatus)> {
-        core::iter::from_fn(|| queue.pop_completion()).map(|c| (c.wr_id, c.status)).collect()
+        core::iter::from_fn(|| queue.pop_completion())
+            .map(|c| (c.wr_id, c.status))
+            .collect()
     }
 
     #[test]
@@ -334,7 +372,10 @@ mod tests {
         assert_eq!(completed(&mut queue), []);
         assert_eq!(queue.len(), 2);
         queue.complete(ticket, WcStatus::Success);
-        assert_eq!(completed(&mut queue), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        assert_eq!(
+            completed(&mut queue),
+            [(1, WcStatus::Success), (2, WcStatus::Success)]
+        );
         assert_eq!(queue.len(), 0);
     }
 
@@ -348,7 +389,10 @@ mod tests {
         queue.complete(ticket, WcStatus::Success);
         queue.next_yielded(10);
         queue.transmitted(10);
-        assert_eq!(completed(&mut queue), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        assert_eq!(
+            completed(&mut queue),
+            [(1, WcStatus::Success), (2, WcStatus::Success)]
+        );
         queue.push(send(3));
         assert_eq!(queue.next().map(|request| request.wr_id), Some(3));
         queue.next_yielded(20);
@@ -396,7 +440,11 @@ mod tests {
         );
         queue.push(send(5));
         queue.flush(Some((Class::Send, WcStatus::RemAccessErr)));
-        assert_eq!(completed(&mut queue), [(5, WcStatus::WrFlushErr)], "it had not started");
+        assert_eq!(
+            completed(&mut queue),
+            [(5, WcStatus::WrFlushErr)],
+            "it had not started"
+        );
     }
 
     #[test]
@@ -428,10 +476,16 @@ mod tests {
     #[test]
     fn parts_walk_the_list() {
         let key = Lkey::new(7);
-        let sge = |addr, length| Sge { addr, length, lkey: key };
+        let sge = |addr, length| Sge {
+            addr,
+            length,
+            lkey: key,
+        };
         let sges = [sge(100, 3), sge(0, 0), sge(200, 1), sge(300, 5)];
         let walk = |offset, len| -> Vec<(u64, usize)> {
-            parts(&sges, offset, len).map(|(_, addr, len)| (addr, len)).collect()
+            parts(&sges, offset, len)
+                .map(|(_, addr, len)| (addr, len))
+                .collect()
         };
         assert_eq!(walk(0, 9), [(100, 3), (200, 1), (300, 5)]);
         assert_eq!(walk(2, 3), [(102, 1), (200, 1), (300, 1)]);

@@ -217,7 +217,8 @@ impl Stream {
         }
         self.phase = Phase::Open;
         self.role = role;
-        self.tx.attach(negotiated.crc, negotiated.markers_out, sizing);
+        self.tx
+            .attach(negotiated.crc, negotiated.markers_out, sizing);
         self.rx.attach(negotiated.crc, negotiated.markers_in);
         match role {
             Role::Initiator => {
@@ -312,7 +313,9 @@ impl Stream {
     fn transmit_frame<M: Memory>(&mut self, memory: &mut M, out: &mut TxBatch, responds: bool) {
         if let Some(terminate) = self.terminate.take() {
             // It has no payload that could fail.
-            let _ = self.tx.emit(memory, out, &terminate::segment(&terminate), Source::None);
+            let _ = self
+                .tx
+                .emit(memory, out, &terminate::segment(&terminate), Source::None);
         } else if let Some(rtr) = self.requester.rtr() {
             self.transmit_rtr(memory, out, rtr);
         } else if responds {
@@ -332,7 +335,10 @@ impl Stream {
     /// TCP took `octets` more of what `poll_transmit` yielded; requests whose last octet is
     /// among them complete.
     pub fn on_transmitted(&mut self, octets: usize) {
-        self.transmitted = self.transmitted.saturating_add(octets as u64).min(self.tx.position());
+        self.transmitted = self
+            .transmitted
+            .saturating_add(octets as u64)
+            .min(self.tx.position());
         self.drain_progress |= octets > 0;
         self.sq.transmitted(self.transmitted);
         self.settle();
@@ -417,7 +423,11 @@ impl Stream {
     /// When to call `on_timeout`.
     pub fn deadline(&self) -> Option<Time> {
         match self.phase {
-            Phase::Open => self.rtr_deadline.into_iter().chain(self.gate.deadline()).min(),
+            Phase::Open => self
+                .rtr_deadline
+                .into_iter()
+                .chain(self.gate.deadline())
+                .min(),
             Phase::Draining => self.drain_deadline,
             Phase::Detached | Phase::Closed => None,
         }
@@ -523,7 +533,9 @@ impl Stream {
         self.responder.stop();
         self.sq.flush(blame);
         self.flush_message();
-        self.events.push_back(StreamEvent::Closed { cause: cause.into() });
+        self.events.push_back(StreamEvent::Closed {
+            cause: cause.into(),
+        });
     }
 }
 
@@ -539,9 +551,9 @@ fn check_post(request: &SendRequest) -> Result<(), Misuse> {
         SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } if inline => {
             Err(Misuse::Invalid("a read has no inline data"))
         }
-        SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } if len != 8 => {
-            Err(Misuse::Invalid("the result of an atomic operation has 8 octets"))
-        }
+        SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } if len != 8 => Err(Misuse::Invalid(
+            "the result of an atomic operation has 8 octets",
+        )),
         _ => Ok(()),
     }
 }

@@ -34,15 +34,23 @@ impl Stream {
             if let Some(write) = self.inbound.write {
                 continues(&write, header)?;
             }
-            memory.check_remote(header.stag.into(), to, octets, Access::REMOTE_WRITE).map_err(
-                |fault| PeerViolation::Protection { operation: RemoteOperation::Write, fault },
-            )?;
+            memory
+                .check_remote(header.stag.into(), to, octets, Access::REMOTE_WRITE)
+                .map_err(|fault| PeerViolation::Protection {
+                    operation: RemoteOperation::Write,
+                    fault,
+                })?;
         }
-        Ok(Kind::Write { key: Lkey::new(header.stag.get()), to })
+        Ok(Kind::Write {
+            key: Lkey::new(header.stag.get()),
+            to,
+        })
     }
 
     pub(super) fn finish_write(&mut self, segment: Segment) {
-        let Kind::Write { key, to } = segment.kind else { return };
+        let Kind::Write { key, to } = segment.kind else {
+            return;
+        };
         let len = segment.len as u64;
         let before = self.inbound.write.take();
         let total = before.map_or(0, |write| write.len) + len;
@@ -55,7 +63,11 @@ impl Stream {
                 Some(write) if len == 0 => Some(write),
                 _ => {
                     let next = to.wrapping_add(len);
-                    Some(WriteProgress { stag: Stag::new(key.get()), next, len: total })
+                    Some(WriteProgress {
+                        stag: Stag::new(key.get()),
+                        next,
+                        len: total,
+                    })
                 }
             };
         }
@@ -67,7 +79,13 @@ impl Stream {
         header: &TaggedHeader,
         len: usize,
     ) -> Result<Kind, Fault> {
-        let Some(Awaited::Read { stag, size, received, .. }) = self.requester.oldest() else {
+        let Some(Awaited::Read {
+            stag,
+            size,
+            received,
+            ..
+        }) = self.requester.oldest()
+        else {
             return Err(PeerViolation::UnexpectedResponse.into());
         };
         let after = received + len as u64;
@@ -86,7 +104,10 @@ impl Stream {
     }
 
     pub(super) fn finish_read_response(&mut self, segment: Segment) -> Result<(), Fault> {
-        let Some(Awaited::Read { ticket, received, .. }) = self.requester.oldest_mut() else {
+        let Some(Awaited::Read {
+            ticket, received, ..
+        }) = self.requester.oldest_mut()
+        else {
             return Err(PeerViolation::UnexpectedResponse.into());
         };
         *received += segment.len as u64;
@@ -102,7 +123,11 @@ impl Stream {
 
     /// Where the rest of the oldest read goes: its scatter list, and how much of it is filled.
     pub(super) fn read_sink(&self) -> Option<(&[Sge], u64)> {
-        let Some(Awaited::Read { ticket: Some(ticket), received, .. }) = self.requester.oldest()
+        let Some(Awaited::Read {
+            ticket: Some(ticket),
+            received,
+            ..
+        }) = self.requester.oldest()
         else {
             return None;
         };

@@ -28,7 +28,9 @@ pub(super) struct Offender {
 /// The message that tells the peer of a fault.
 pub(super) fn message(fault: &Fault, offender: Offender) -> Terminate {
     let terminate = Terminate::new(fault.terminate_code());
-    let Some(header) = offender.header else { return terminate };
+    let Some(header) = offender.header else {
+        return terminate;
+    };
     let with_segment = terminate.with_segment(offender.ulpdu_len, header);
     match (fault.terminate_headers(), offender.request) {
         (TerminateHeaders::None, _) => terminate,
@@ -70,7 +72,12 @@ pub(super) fn terminate_fpdu(code: TerminateCode, markers: bool) -> Vec<u8> {
     } else {
         let crc = Crc32c::new().update(&length.to_bytes()).update(&ulpdu);
         let trailer = Trailer::with_crc(length, crc);
-        Fpdu { length, ulpdu: &ulpdu, trailer }.append_to(&mut octets);
+        Fpdu {
+            length,
+            ulpdu: &ulpdu,
+            trailer,
+        }
+        .append_to(&mut octets);
     }
     octets
 }
@@ -104,11 +111,25 @@ fn class_of(opcode: Opcode) -> Option<Class> {
 /// Which messages have errors of this kind (RFC 5040 §4.8, RFC 5041 §7).
 const fn class_without_header(code: TerminateCode) -> Option<Class> {
     match code.to_triple() {
-        TerminateTriple { layer: 0, etype: 1, code: 0x09 }
-        | TerminateTriple { layer: 0, etype: 2, code: 0x09 } => Some(Class::Send),
-        TerminateTriple { layer: 0, etype: 1, .. } => Some(Class::Read),
-        TerminateTriple { layer: 1, etype: 1, .. } => Some(Class::Write),
-        TerminateTriple { layer: 1, etype: 2, .. } => Some(Class::Send),
+        TerminateTriple {
+            layer: 0,
+            etype: 1,
+            code: 0x09,
+        }
+        | TerminateTriple {
+            layer: 0,
+            etype: 2,
+            code: 0x09,
+        } => Some(Class::Send),
+        TerminateTriple {
+            layer: 0, etype: 1, ..
+        } => Some(Class::Read),
+        TerminateTriple {
+            layer: 1, etype: 1, ..
+        } => Some(Class::Write),
+        TerminateTriple {
+            layer: 1, etype: 2, ..
+        } => Some(Class::Send),
         _ => None,
     }
 }
@@ -117,15 +138,33 @@ const fn class_without_header(code: TerminateCode) -> Option<Class> {
 /// no request is to blame for.
 const fn status_of(code: TerminateCode) -> Option<WcStatus> {
     match code.to_triple() {
-        TerminateTriple { layer: 0, etype: 1, code: 0x09 } => Some(WcStatus::RemInvReqErr),
-        TerminateTriple { layer: 0 | 1, etype: 1, .. } => Some(WcStatus::RemAccessErr),
+        TerminateTriple {
+            layer: 0,
+            etype: 1,
+            code: 0x09,
+        } => Some(WcStatus::RemInvReqErr),
+        TerminateTriple {
+            layer: 0 | 1,
+            etype: 1,
+            ..
+        } => Some(WcStatus::RemAccessErr),
         // The peer had no receive, or too small a one.
-        TerminateTriple { layer: 1, etype: 2, code: 0x02 } => Some(WcStatus::RemOpErr),
-        TerminateTriple { layer: 1, etype: 2, .. } => Some(WcStatus::RemInvReqErr),
-        TerminateTriple { layer: 0, etype: 2, code: 0x07 | 0x08 | 0xff } => {
-            Some(WcStatus::RemOpErr)
-        }
-        TerminateTriple { layer: 0, etype: 2, .. } => Some(WcStatus::RemInvReqErr),
+        TerminateTriple {
+            layer: 1,
+            etype: 2,
+            code: 0x02,
+        } => Some(WcStatus::RemOpErr),
+        TerminateTriple {
+            layer: 1, etype: 2, ..
+        } => Some(WcStatus::RemInvReqErr),
+        TerminateTriple {
+            layer: 0,
+            etype: 2,
+            code: 0x07 | 0x08 | 0xff,
+        } => Some(WcStatus::RemOpErr),
+        TerminateTriple {
+            layer: 0, etype: 2, ..
+        } => Some(WcStatus::RemInvReqErr),
         _ => None,
     }
 }

@@ -29,7 +29,13 @@ pub(super) struct Receiving {
 impl Receiving {
     fn new(receive: RecvRequest, opcode: Opcode) -> Self {
         let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        Self { receive, opcode, capacity, received: 0, status: WcStatus::WrFlushErr }
+        Self {
+            receive,
+            opcode,
+            capacity,
+            received: 0,
+            status: WcStatus::WrFlushErr,
+        }
     }
 
     pub(super) fn sges(&self) -> &[Sge] {
@@ -110,7 +116,9 @@ impl Stream {
         memory: &mut M,
         segment: Segment,
     ) -> Result<(), Fault> {
-        let Some(message) = &mut self.inbound.message else { return Ok(()) };
+        let Some(message) = &mut self.inbound.message else {
+            return Ok(());
+        };
         message.received += segment.len as u64;
         if !segment.last {
             return Ok(());
@@ -118,10 +126,15 @@ impl Stream {
         if let Some(key) = segment.invalidates {
             memory.invalidate(key).map_err(|fault| {
                 self.receive_fails(WcStatus::RemInvReqErr);
-                PeerViolation::Protection { operation: RemoteOperation::Invalidate, fault }
+                PeerViolation::Protection {
+                    operation: RemoteOperation::Invalidate,
+                    fault,
+                }
             })?;
         }
-        let Some(message) = self.inbound.message.take() else { return Ok(()) };
+        let Some(message) = self.inbound.message.take() else {
+            return Ok(());
+        };
         self.inbound.next_send = self.inbound.next_send.next();
         self.inbound.written = 0;
         self.recv_completions.push_back(Completion {
@@ -216,7 +229,11 @@ impl Stream {
     fn terminated(&mut self, header: &UntaggedHeader, body: &[u8]) {
         // A Terminate that is wrong itself ends the stream as well (RFC 5040 §4.8).
         let (code, blame) = terminate::interpret(body);
-        let blame = if check_whole(header, Msn::FIRST).is_ok() { blame } else { None };
+        let blame = if check_whole(header, Msn::FIRST).is_ok() {
+            blame
+        } else {
+            None
+        };
         self.end_with(CloseCause::PeerTerminated(code), None, blame);
     }
 }

@@ -65,9 +65,18 @@ impl VecMemory {
         let mut octets = vec![CANARY; CANARY_LEN];
         octets.extend_from_slice(content);
         octets.extend_from_slice(&[CANARY; CANARY_LEN]);
-        let region =
-            Region { base, access, our_pd: true, can_invalidate: true, valid: true, octets };
-        assert!(self.regions.insert(key, region).is_none(), "key {key} twice");
+        let region = Region {
+            base,
+            access,
+            our_pd: true,
+            can_invalidate: true,
+            valid: true,
+            octets,
+        };
+        assert!(
+            self.regions.insert(key, region).is_none(),
+            "key {key} twice"
+        );
     }
 
     pub fn region(&self, key: u32) -> &Region {
@@ -83,7 +92,10 @@ impl VecMemory {
     }
 
     pub fn post_receive(&mut self, wr_id: u64, sges: impl IntoIterator<Item = Sge>) {
-        self.receives.push_back(RecvRequest { wr_id, sges: sges.into_iter().collect() });
+        self.receives.push_back(RecvRequest {
+            wr_id,
+            sges: sges.into_iter().collect(),
+        });
     }
 
     pub fn assert_canaries(&self) {
@@ -96,11 +108,17 @@ impl VecMemory {
     }
 
     fn find(&self, key: u32) -> Result<&Region, MemoryFault> {
-        self.regions.get(&key).filter(|region| region.valid).ok_or(MemoryFault::InvalidKey)
+        self.regions
+            .get(&key)
+            .filter(|region| region.valid)
+            .ok_or(MemoryFault::InvalidKey)
     }
 
     fn find_mut(&mut self, key: u32) -> Result<&mut Region, MemoryFault> {
-        self.regions.get_mut(&key).filter(|region| region.valid).ok_or(MemoryFault::InvalidKey)
+        self.regions
+            .get_mut(&key)
+            .filter(|region| region.valid)
+            .ok_or(MemoryFault::InvalidKey)
     }
 
     fn check(&self, key: u32, addr: u64, len: u64, need: Access) -> Result<(), MemoryFault> {

@@ -1,6 +1,11 @@
 //! The pair harness: two streams joined by byte pipes that split and coalesce at random, each
 //! with registered memory that notices every octet out of place.
-#![allow(dead_code, missing_docs, reason = "shared by tests that each use a part of it")]
+#![allow(
+    dead_code,
+    unused_imports,
+    missing_docs,
+    reason = "shared by tests that each use a part of it"
+)]
 #![allow(unreachable_pub, reason = "a module of several test binaries")]
 
 pub mod memory;
@@ -17,7 +22,7 @@ use softverbs_proto::wr::{Completion, Payload, SendFlags, SendOp, SendRequest, S
 use softverbs_wire::num::{Lkey, Rkey};
 
 pub use memory::VecMemory;
-pub use pair::{End, Link, Pair};
+pub use pair::{End, Link, Pair, RESPONDER};
 
 pub const LARGEST: FpduSizing = FpduSizing::Largest { limit: u16::MAX };
 pub const AWARE: FpduSizing = FpduSizing::MpaAware { emss: 1448 };
@@ -27,7 +32,11 @@ pub fn at(millis: u64) -> Time {
 }
 
 pub fn config() -> StreamConfig {
-    StreamConfig { max_send_wr: 64, sq_sig_all: false, copy_limit: 512 }
+    StreamConfig {
+        max_send_wr: 64,
+        sq_sig_all: false,
+        copy_limit: 512,
+    }
 }
 
 pub fn agreed() -> Negotiated {
@@ -43,11 +52,18 @@ pub fn agreed() -> Negotiated {
 }
 
 pub fn peer_to_peer(kind: RtrKind) -> Negotiated {
-    Negotiated { rtr: Some(kind), ..agreed() }
+    Negotiated {
+        rtr: Some(kind),
+        ..agreed()
+    }
 }
 
 pub fn sge(key: u32, addr: u64, len: usize) -> Sge {
-    Sge { addr, length: u32::try_from(len).unwrap(), lkey: Lkey::new(key) }
+    Sge {
+        addr,
+        length: u32::try_from(len).unwrap(),
+        lkey: Lkey::new(key),
+    }
 }
 
 pub fn rkey(key: u32) -> Rkey {
@@ -56,7 +72,12 @@ pub fn rkey(key: u32) -> Rkey {
 
 /// A signaled request with one scatter/gather entry.
 pub fn wr(wr_id: u64, op: SendOp, sge: Sge) -> SendRequest {
-    SendRequest { wr_id, op, flags: SendFlags::SIGNALED, payload: Payload::Sges(smallvec![sge]) }
+    SendRequest {
+        wr_id,
+        op,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(smallvec![sge]),
+    }
 }
 
 pub fn inline(wr_id: u64, op: SendOp, data: &[u8]) -> SendRequest {
@@ -69,18 +90,30 @@ pub fn inline(wr_id: u64, op: SendOp, data: &[u8]) -> SendRequest {
 }
 
 pub fn with_flags(request: SendRequest, flags: SendFlags) -> SendRequest {
-    SendRequest { flags: request.flags | flags, ..request }
+    SendRequest {
+        flags: request.flags | flags,
+        ..request
+    }
 }
 
 pub fn unsignaled(request: SendRequest) -> SendRequest {
-    SendRequest { flags: request.flags - SendFlags::SIGNALED, ..request }
+    SendRequest {
+        flags: request.flags - SendFlags::SIGNALED,
+        ..request
+    }
 }
 
 pub fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|completion| (completion.wr_id, completion.status)).collect()
+    completions
+        .iter()
+        .map(|completion| (completion.wr_id, completion.status))
+        .collect()
 }
 
 /// Octets that differ from place to place.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed).collect()
+    let octet = |at: usize| at.to_le_bytes()[0];
+    (0..len)
+        .map(|at| octet(at).wrapping_mul(31) ^ octet(at >> 8) ^ seed)
+        .collect()
 }

@@ -26,7 +26,7 @@ impl Random {
 
     /// Below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
+        usize::try_from(self.next() % limit as u64).unwrap()
     }
 }
 
@@ -87,14 +87,19 @@ impl End {
         let wanted = self.stream.wants_transmit();
         self.batch.clear();
         let before = self.stream.outstanding();
-        self.stream.poll_transmit(now, &mut self.memory, &mut self.batch, max_len, max_pieces);
+        self.stream
+            .poll_transmit(now, &mut self.memory, &mut self.batch, max_len, max_pieces);
         let octets = self.memory.flatten(&self.batch);
         let base = self.record.len();
-        self.frames.extend(self.batch.frame_ends().iter().map(|end| base + end));
+        self.frames
+            .extend(self.batch.frame_ends().iter().map(|end| base + end));
         self.record.extend_from_slice(&octets);
         self.wire.extend(octets.iter());
         let moved = !octets.is_empty() || self.stream.outstanding() != before;
-        assert!(wanted || octets.is_empty(), "transmits though it did not want to");
+        assert!(
+            wanted || octets.is_empty(),
+            "transmits though it did not want to"
+        );
         self.stream.on_transmitted(octets.len());
         self.drain();
         moved
@@ -149,18 +154,22 @@ impl End {
             self.events.push(event);
         }
         while let Some(completion) = self.stream.poll_recv_completion() {
-            self.log.push(format!("recv {} {:?}", completion.wr_id, completion.status));
+            self.log
+                .push(format!("recv {} {:?}", completion.wr_id, completion.status));
             self.received.push(completion);
         }
         while let Some(completion) = self.stream.poll_send_completion() {
-            self.log.push(format!("send {} {:?}", completion.wr_id, completion.status));
+            self.log
+                .push(format!("send {} {:?}", completion.wr_id, completion.status));
             self.sent.push(completion);
         }
         self.memory.assert_canaries();
     }
 
     pub fn is_closed(&self) -> bool {
-        self.events.iter().any(|event| matches!(event, StreamEvent::Closed { .. }))
+        self.events
+            .iter()
+            .any(|event| matches!(event, StreamEvent::Closed { .. }))
     }
 
     pub fn closed_for(&self) -> String {
@@ -177,7 +186,10 @@ impl End {
     }
 
     pub fn times_established(&self) -> usize {
-        self.events.iter().filter(|event| matches!(event, StreamEvent::Established)).count()
+        self.events
+            .iter()
+            .filter(|event| matches!(event, StreamEvent::Established))
+            .count()
     }
 }
 
@@ -194,12 +206,21 @@ pub struct Pair {
 pub const GRACE: Duration = Duration::from_millis(20);
 pub const RTR_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub const RESPONDER: Role = Role::Responder { grace: GRACE, rtr_timeout: RTR_TIMEOUT };
+pub const RESPONDER: Role = Role::Responder {
+    grace: GRACE,
+    rtr_timeout: RTR_TIMEOUT,
+};
 
 impl Pair {
     /// Two queue pairs without a connection.
     pub fn detached(config: StreamConfig, link: Link, seed: u64) -> Self {
-        Self { a: End::new(config), b: End::new(config), now: at(0), random: Random(seed), link }
+        Self {
+            a: End::new(config),
+            b: End::new(config),
+            now: at(0),
+            random: Random(seed),
+            link,
+        }
     }
 
     pub fn new(negotiated: Negotiated, sizing: FpduSizing, link: Link, seed: u64) -> Self {
@@ -218,7 +239,9 @@ impl Pair {
             ..negotiated.clone()
         };
         self.b.stream.attach(self.now, RESPONDER, mirrored, sizing);
-        self.a.stream.attach(self.now, Role::Initiator, negotiated, sizing);
+        self.a
+            .stream
+            .attach(self.now, Role::Initiator, negotiated, sizing);
         self.a.drain();
         self.b.drain();
     }
@@ -232,8 +255,11 @@ impl Pair {
         let a_first = self.random.below(2) == 0;
         let mut moved = false;
         for a in [a_first, !a_first] {
-            let (from, to) =
-                if a { (&mut self.a, &mut self.b) } else { (&mut self.b, &mut self.a) };
+            let (from, to) = if a {
+                (&mut self.a, &mut self.b)
+            } else {
+                (&mut self.b, &mut self.a)
+            };
             moved |= from.transmit(self.now, max_len, max_pieces);
             moved |= deliver(from, to, self.link, &mut self.random, self.now);
         }
@@ -251,7 +277,10 @@ impl Pair {
 
     /// Lets time pass up to the next deadline of either end, and runs.
     pub fn pass_deadline(&mut self) {
-        let next = [&self.a, &self.b].into_iter().filter_map(|end| end.stream.deadline()).min();
+        let next = [&self.a, &self.b]
+            .into_iter()
+            .filter_map(|end| end.stream.deadline())
+            .min();
         if let Some(deadline) = next {
             self.now = self.now.max(deadline);
             for end in [&mut self.a, &mut self.b] {

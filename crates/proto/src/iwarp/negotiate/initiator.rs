@@ -85,7 +85,11 @@ impl Initiator {
             markers: wishes.markers,
             crc: wishes.crc,
             rejected: false,
-            reserved: if enhanced && wishes.rfc7306 { OFFERS_RFC7306 } else { 0 },
+            reserved: if enhanced && wishes.rfc7306 {
+                OFFERS_RFC7306
+            } else {
+                0
+            },
             revision: wishes.revision.clamp(1, 2),
             enhanced: offer,
             private_data,
@@ -116,7 +120,8 @@ impl Initiator {
         let before = self.reply.len();
         // No more than a reply can have: what follows may be a flood of FPDUs.
         let room = MpaFrame::MAX_LEN - before;
-        self.reply.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        self.reply
+            .extend_from_slice(&bytes[..bytes.len().min(room)]);
         let reply = core::mem::take(&mut self.reply);
         let outcome = match MpaFrame::parse(MpaKind::Reply, &reply) {
             Ok(Parsed::NeedMore(_)) => InitiatorOutcome::Pending,
@@ -194,7 +199,11 @@ impl Initiator {
                 && self.wishes.rfc7306
                 && reply.reserved & (OFFERS_RFC7306 | AGREES_RFC7306) == AGREES_RFC7306,
         };
-        InitiatorOutcome::Established { negotiated, private_data, consumed }
+        InitiatorOutcome::Established {
+            negotiated,
+            private_data,
+            consumed,
+        }
     }
 
     /// RFC 6581 §9: our final IRD and ORD, and the RTR kind.
@@ -234,5 +243,8 @@ impl Initiator {
 /// The attempt ends by the peer's fault, which a Terminate tells it. `markers`: it asked for
 /// them.
 fn failed(fault: Fault, markers: bool) -> InitiatorOutcome {
-    InitiatorOutcome::Failed { terminate: terminate_fpdu(fault.terminate_code(), markers), fault }
+    InitiatorOutcome::Failed {
+        terminate: terminate_fpdu(fault.terminate_code(), markers),
+        fault,
+    }
 }

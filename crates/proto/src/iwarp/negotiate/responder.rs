@@ -75,7 +75,10 @@ pub enum ResponderOutcome {
 impl Responder {
     /// A TCP connection was accepted at `now`.
     pub fn new(now: Time, timeout: Duration) -> Self {
-        Self { state: State::Receiving(Vec::new()), deadline: now + timeout }
+        Self {
+            state: State::Receiving(Vec::new()),
+            deadline: now + timeout,
+        }
     }
 
     /// Octets from the peer. Octets behind the request are kept for the stream (see
@@ -116,7 +119,10 @@ impl Responder {
             }
         };
         if frame.revision > 2 {
-            return self.refuse(PeerViolation::MpaRevision(frame.revision).into(), Vec::new());
+            return self.refuse(
+                PeerViolation::MpaRevision(frame.revision).into(),
+                Vec::new(),
+            );
         }
         if received.len() - len > MAX_EARLY {
             return self.refuse(PeerViolation::EarlyData.into(), Vec::new());
@@ -133,7 +139,10 @@ impl Responder {
             peer_ird: frame.enhanced.map_or(DEPTH_UNKNOWN, |words| words.ird),
             private_data: frame.private_data.to_vec(),
         };
-        self.state = State::Asked { request, early: received[len..].to_vec() };
+        self.state = State::Asked {
+            request,
+            early: received[len..].to_vec(),
+        };
         outcome
     }
 
@@ -191,14 +200,20 @@ impl Responder {
             rtr: None,
             rfc7306: wishes.rfc7306 && request.offers_rfc7306,
         };
-        let enhanced = request.enhanced.map(|offer| answer_words(offer, &mut negotiated, wishes));
+        let enhanced = request
+            .enhanced
+            .map(|offer| answer_words(offer, &mut negotiated, wishes));
         let mut reply = Vec::new();
         MpaFrame {
             kind: MpaKind::Reply,
             markers: wishes.markers,
             crc: negotiated.crc,
             rejected: false,
-            reserved: if negotiated.rfc7306 { AGREES_RFC7306 } else { 0 },
+            reserved: if negotiated.rfc7306 {
+                AGREES_RFC7306
+            } else {
+                0
+            },
             revision: request.revision,
             enhanced,
             private_data,
@@ -232,7 +247,9 @@ impl Responder {
         if private_data.len() > max_private_data(revision) {
             return Err(Misuse::PrivateDataTooLong);
         }
-        self.state = State::Answered { early: core::mem::take(early) };
+        self.state = State::Answered {
+            early: core::mem::take(early),
+        };
         Ok(request)
     }
 }
@@ -291,7 +308,10 @@ fn reject_frame(revision: u8, peer_to_peer: Option<bool>, private_data: &[u8]) -
         rejected: true,
         reserved: 0,
         revision,
-        enhanced: peer_to_peer.map(|peer_to_peer| Enhanced { peer_to_peer, ..Enhanced::default() }),
+        enhanced: peer_to_peer.map(|peer_to_peer| Enhanced {
+            peer_to_peer,
+            ..Enhanced::default()
+        }),
         private_data,
     }
     .append_to(&mut reply);
