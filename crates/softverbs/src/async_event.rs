@@ -162,7 +162,11 @@ impl AsyncQueue {
         if let Some(counter) = counter {
             counter.raise();
         }
-        self.0.push(AsyncEvent { kind, element, counter: counter.cloned() });
+        self.0.push(AsyncEvent {
+            kind,
+            element,
+            counter: counter.cloned(),
+        });
     }
 
     /// Takes the oldest event; waits for one up to `timeout`, without one for ever.
@@ -191,7 +195,10 @@ mod tests {
         for (value, kind) in (0_u32..).zip(AsyncEventKind::ALL) {
             assert_eq!(kind as u32, value);
         }
-        assert_eq!(AsyncEventKind::SrqLimitReached.to_string(), "SRQ_LIMIT_REACHED");
+        assert_eq!(
+            AsyncEventKind::SrqLimitReached.to_string(),
+            "SRQ_LIMIT_REACHED"
+        );
     }
 
     #[test]
@@ -202,7 +209,10 @@ mod tests {
         queue.push(AsyncEventKind::CommEst, element, Some(&counter));
         assert_eq!(counter.outstanding(), 1);
         let event = queue.get(None).unwrap().unwrap();
-        assert_eq!((event.kind(), event.element()), (AsyncEventKind::CommEst, element));
+        assert_eq!(
+            (event.kind(), event.element()),
+            (AsyncEventKind::CommEst, element)
+        );
         assert!(!counter.wait_acked_timeout(Duration::from_millis(1)));
         event.ack();
         counter.wait_acked();

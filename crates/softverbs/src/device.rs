@@ -26,7 +26,7 @@ pub enum Transport {
 }
 
 /// The port that every device has; there are no others.
-pub const PORT: u8 = 1;
+const PORT: u8 = 1;
 
 /// An RDMA device: an IP interface that is up and has an address.
 ///
@@ -63,23 +63,34 @@ pub fn devices() -> Result<Vec<Device>> {
         let interface = interfaces
             .entry(name.to_owned())
             .or_insert_with(|| Interface::new(name.to_owned(), entry.flags));
-        let Some(address) = entry.address else { continue };
+        let Some(address) = entry.address else {
+            continue;
+        };
         if let Some(v4) = address.as_sockaddr_in() {
             interface.add(IpAddr::V4(v4.ip()));
         } else if let Some(v6) = address.as_sockaddr_in6() {
             interface.add(IpAddr::V6(v6.ip()));
         } else if let Some(link) = address.as_link_addr() {
             interface.index = u32::try_from(link.ifindex()).unwrap_or(0);
-            interface.mac = link.addr().filter(|mac| link.halen() == 6 && *mac != [0; 6]);
+            interface.mac = link
+                .addr()
+                .filter(|mac| link.halen() == 6 && *mac != [0; 6]);
         }
     }
-    let mut found: Vec<Interface> =
-        interfaces.into_values().filter(|interface| !interface.addresses.is_empty()).collect();
+    let mut found: Vec<Interface> = interfaces
+        .into_values()
+        .filter(|interface| !interface.addresses.is_empty())
+        .collect();
     for interface in &mut found {
         interface.complete();
     }
     found.sort_by_key(|interface| (interface.loopback, interface.index));
-    Ok(found.into_iter().map(|interface| Device { inner: Arc::new(interface) }).collect())
+    Ok(found
+        .into_iter()
+        .map(|interface| Device {
+            inner: Arc::new(interface),
+        })
+        .collect())
 }
 
 impl Interface {
@@ -187,7 +198,9 @@ impl Device {
         devices()?
             .into_iter()
             .find(|device| device.inner.index == index)
-            .ok_or_else(|| Error::NoDevice { what: format!("interface index {index}") })
+            .ok_or_else(|| Error::NoDevice {
+                what: format!("interface index {index}"),
+            })
     }
 
     /// The loopback device.
@@ -195,7 +208,9 @@ impl Device {
         devices()?
             .into_iter()
             .find(Self::is_loopback)
-            .ok_or_else(|| Error::NoDevice { what: "the loopback interface".to_owned() })
+            .ok_or_else(|| Error::NoDevice {
+                what: "the loopback interface".to_owned(),
+            })
     }
 
     /// The socket address of one of this device's addresses: with the scope if it is link-local.
@@ -214,9 +229,16 @@ impl Device {
     pub(crate) fn gid(&self, port: u8, index: u32) -> Result<Gid> {
         check_port(port)?;
         let table = &self.inner.addresses;
-        table.get(index as usize).copied().map(Gid::from).ok_or_else(|| {
-            Error::invalid("index", format!("{index} is not in the GID table of {}", table.len()))
-        })
+        table
+            .get(index as usize)
+            .copied()
+            .map(Gid::from)
+            .ok_or_else(|| {
+                Error::invalid(
+                    "index",
+                    format!("{index} is not in the GID table of {}", table.len()),
+                )
+            })
     }
 
     /// An entry of the partition key table, which holds the default key only.
@@ -225,7 +247,10 @@ impl Device {
         if index == 0 {
             Ok(0xffff)
         } else {
-            Err(Error::invalid("index", format!("{index} is not in the P_Key table of 1")))
+            Err(Error::invalid(
+                "index",
+                format!("{index} is not in the P_Key table of 1"),
+            ))
         }
     }
 
@@ -247,8 +272,12 @@ fn owner(devices: Vec<Device>, address: IpAddr, scope: Option<u32>) -> Result<De
     });
     let Some(first) = owners.next() else {
         return Err(match (address, scope) {
-            (IpAddr::V6(v6), Some(scope)) => Error::NoDevice { what: format!("{v6}%{scope}") },
-            _ => Error::NoDevice { what: address.to_string() },
+            (IpAddr::V6(v6), Some(scope)) => Error::NoDevice {
+                what: format!("{v6}%{scope}"),
+            },
+            _ => Error::NoDevice {
+                what: address.to_string(),
+            },
         });
     };
     if is_link_local(address) && owners.next().is_some() {
@@ -268,7 +297,10 @@ pub(crate) fn check_port(port: u8) -> Result<()> {
     if port == PORT {
         Ok(())
     } else {
-        Err(Error::invalid("port_num", format!("{port} is not 1, the only port")))
+        Err(Error::invalid(
+            "port_num",
+            format!("{port} is not 1, the only port"),
+        ))
     }
 }
 

@@ -130,7 +130,10 @@ pub enum Error {
 impl Error {
     /// An argument or attribute with a wrong value.
     pub(crate) fn invalid(what: &'static str, why: impl Into<Cow<'static, str>>) -> Self {
-        Self::Invalid { what, why: why.into() }
+        Self::Invalid {
+            what,
+            why: why.into(),
+        }
     }
 
     /// Something that is not offered.
@@ -145,7 +148,10 @@ impl Error {
 
     /// For `map_err`: names the system call whose `nix` or `io` error this is.
     pub(crate) fn from_call<E: Into<io::Error>>(call: &'static str) -> impl Fn(E) -> Self {
-        move |error| Self::Os { call, errno: io_errno(&error.into()) }
+        move |error| Self::Os {
+            call,
+            errno: io_errno(&error.into()),
+        }
     }
 
     /// Whose fault it is.
@@ -198,7 +204,10 @@ pub(crate) fn in_range(what: &'static str, value: u32, least: u32, most: u32) ->
     if (least..=most).contains(&value) {
         Ok(())
     } else {
-        Err(Error::invalid(what, format!("{value} is not in the range {least} to {most}")))
+        Err(Error::invalid(
+            what,
+            format!("{value} is not in the range {least} to {most}"),
+        ))
     }
 }
 
@@ -279,7 +288,10 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Caller);
 
         let error = Error::os("bind", libc::EACCES);
-        assert!(error.to_string().starts_with("bind: Permission denied"), "{error}");
+        assert!(
+            error.to_string().starts_with("bind: Permission denied"),
+            "{error}"
+        );
         assert_eq!(error.errno(), libc::EACCES);
     }
 
@@ -288,7 +300,10 @@ mod tests {
         for status in [28, 8, -libc::ECONNRESET] {
             assert_eq!(Error::Rejected { status }.errno(), libc::ECONNREFUSED);
         }
-        let cm = |status| Error::Cm { event: "UNREACHABLE", status };
+        let cm = |status| Error::Cm {
+            event: "UNREACHABLE",
+            status,
+        };
         assert_eq!(cm(-libc::ETIMEDOUT).errno(), libc::ETIMEDOUT);
         assert_eq!(cm(0).errno(), libc::EIO);
         assert_eq!(cm(i32::MIN).errno(), i32::MAX);

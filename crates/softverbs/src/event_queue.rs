@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -30,29 +29,27 @@ pub(crate) struct EventQueue<T> {
 
 impl<T> fmt::Debug for EventQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventQueue").field("fd", &self.fd).finish_non_exhaustive()
+        f.debug_struct("EventQueue")
+            .field("fd", &self.fd)
+            .finish_non_exhaustive()
     }
 }
 
 impl<T> EventQueue<T> {
     /// An empty queue.
     pub(crate) fn new() -> Result<Self> {
-        // Blocking on purpose: whether the application has made it non-blocking is what
-        // `is_nonblocking` reports. This type itself never lets a read block.
+        // Blocking on purpose: setting O_NONBLOCK is the C API's way to say that getting an event
+        // shall not wait, and must be the application's doing. Here no read ever blocks.
         let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(Error::from_call("eventfd"))?;
-        Ok(Self { fd, entries: Mutex::new(VecDeque::new()) })
+        Ok(Self {
+            fd,
+            entries: Mutex::new(VecDeque::new()),
+        })
     }
 
     /// What to poll. To be polled only, not to be read or written.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-
-    /// Whether the application has set `O_NONBLOCK` on the descriptor, the C API's way to say
-    /// that getting an event shall not wait.
-    pub(crate) fn is_nonblocking(&self) -> Result<bool> {
-        let flags = fcntl(&self.fd, FcntlArg::F_GETFL).map_err(Error::from_call("fcntl"))?;
-        Ok(OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK))
     }
 
     /// Appends an entry.
@@ -126,11 +123,6 @@ impl<T> EventQueue<T> {
         self.lock().len()
     }
 
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
     fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,7 +172,10 @@ pub(crate) struct EventCounter {
 impl EventCounter {
     /// Nothing is outstanding.
     pub(crate) const fn new() -> Self {
-        Self { outstanding: Mutex::new(0), acked: Condvar::new() }
+        Self {
+            outstanding: Mutex::new(0),
+            acked: Condvar::new(),
+        }
     }
 
     /// One more event.
@@ -206,19 +201,25 @@ impl EventCounter {
 
     /// Waits until every event is acknowledged.
     pub(crate) fn wait_acked(&self) {
-        let guard = self.acked.wait_while(self.lock(), |outstanding| *outstanding > 0);
+        let guard = self
+            .acked
+            .wait_while(self.lock(), |outstanding| *outstanding > 0);
         drop(guard.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// As [`wait_acked`](Self::wait_acked), for `timeout` at most. `true`: all are acknowledged.
+    #[cfg(test)]
     pub(crate) fn wait_acked_timeout(&self, timeout: Duration) -> bool {
-        let waited =
-            self.acked.wait_timeout_while(self.lock(), timeout, |outstanding| *outstanding > 0);
+        let waited = self
+            .acked
+            .wait_timeout_while(self.lock(), timeout, |outstanding| *outstanding > 0);
         *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, u64> {
-        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outstanding
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,5 @@
 //! Memory regions.
 
-#![allow(unsafe_code, reason = "owns and registers memory by raw pointers")]
-
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
@@ -41,7 +39,13 @@ unsafe impl Sync for Inner {}
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the key: whoever knows it can reach the memory.
-        let Region { base, len, access, pd, .. } = &self.inner.region;
+        let Region {
+            base,
+            len,
+            access,
+            pd,
+            ..
+        } = &self.inner.region;
         f.debug_struct("Mr")
             .field("addr", base)
             .field("len", len)
@@ -63,7 +67,13 @@ impl Mr {
     ) -> Result<Self> {
         let memory = Allocation::new(len)?;
         let base = memory.start;
-        let region = Region { base, len, iova: iova(base, access), access, pd: pd_id };
+        let region = Region {
+            base,
+            len,
+            iova: iova(base, access),
+            access,
+            pd: pd_id,
+        };
         // SAFETY: the allocation is valid for reads and writes, moves into the region below, and
         // is released after the deregistration. Nobody has references into it: `as_ptr` hands out
         // raw pointers only.
@@ -105,7 +115,13 @@ impl Mr {
         iova: u64,
         access: Access,
     ) -> Result<Self> {
-        let region = Region { base: addr, len, iova, access, pd: pd_id };
+        let region = Region {
+            base: addr,
+            len,
+            iova,
+            access,
+            pd: pd_id,
+        };
         // SAFETY: the caller's promise is the same.
         let key = unsafe { table.register(&region) }?;
         Ok(Self::new(table, key, region, None, parent))
@@ -120,8 +136,17 @@ impl Mr {
     ) -> Self {
         let table = table.clone();
         let deregistered = Once::new();
-        let inner = Inner { table, key, region, deregistered, memory, _parent: parent };
-        Self { inner: Arc::new(inner) }
+        let inner = Inner {
+            table,
+            key,
+            region,
+            deregistered,
+            memory,
+            _parent: parent,
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Its first address, as work requests and peers name it.
@@ -174,7 +199,11 @@ impl Mr {
         let Ok(length) = u32::try_from(len) else {
             panic!("{len} octets are too many for one scatter/gather entry");
         };
-        Sge { addr: self.addr() + offset as u64, length, lkey: self.lkey() }
+        Sge {
+            addr: self.addr() + offset as u64,
+            length,
+            lkey: self.lkey(),
+        }
     }
 
     /// Copies `data` into the region, from `offset` on. Memory of the caller's must have been
@@ -185,14 +214,22 @@ impl Mr {
             None => Access::LOCAL_WRITE,
         };
         let addr = self.address_of(offset, data.len())?;
-        let pin = self.inner.table.pin(self.inner.key).ok_or(MemoryFault::InvalidKey)?;
+        let pin = self
+            .inner
+            .table
+            .pin(self.inner.key)
+            .ok_or(MemoryFault::InvalidKey)?;
         Ok(pin.copy_in(addr, data, need, self.inner.region.pd)?)
     }
 
     /// Fills `out` from the region, from `offset` on.
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let addr = self.address_of(offset, out.len())?;
-        let pin = self.inner.table.pin(self.inner.key).ok_or(MemoryFault::InvalidKey)?;
+        let pin = self
+            .inner
+            .table
+            .pin(self.inner.key)
+            .ok_or(MemoryFault::InvalidKey)?;
         Ok(pin.copy_out(addr, out, self.inner.region.pd)?)
     }
 
@@ -207,11 +244,6 @@ impl Mr {
     /// Whether both handles are of the same region.
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
-    }
-
-    /// The protection domain it belongs to.
-    pub(crate) fn pd_id(&self) -> u32 {
-        self.inner.region.pd
     }
 
     /// The address of `len` octets at `offset`, which must be inside of the region, even if there
@@ -242,7 +274,11 @@ impl Drop for Inner {
 
 /// The address that stands for the memory in work requests.
 fn iova(base: *mut u8, access: Access) -> u64 {
-    if access.contains(Access::ZERO_BASED) { 0 } else { base.addr() as u64 }
+    if access.contains(Access::ZERO_BASED) {
+        0
+    } else {
+        base.addr() as u64
+    }
 }
 
 /// Zeroed memory that starts on a page boundary.
@@ -268,7 +304,11 @@ impl Allocation {
             return Err(Error::NoMemory { len });
         }
         let start = block.wrapping_add(block.align_offset(PAGE));
-        Ok(Self { block, layout, start })
+        Ok(Self {
+            block,
+            layout,
+            start,
+        })
     }
 }
 

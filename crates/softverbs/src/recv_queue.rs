@@ -39,8 +39,15 @@ pub(crate) struct Taken {
 impl RecvQueue {
     /// An empty queue for `max_wr` receives of `max_sge` entries each.
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
-        let state = State { receives: VecDeque::with_capacity(max_wr as usize), limit: 0 };
-        Self { max_wr, max_sge, state: Mutex::new(state) }
+        let state = State {
+            receives: VecDeque::with_capacity(max_wr as usize),
+            limit: 0,
+        };
+        Self {
+            max_wr,
+            max_sge,
+            state: Mutex::new(state),
+        }
     }
 
     /// How many receives it holds at most.
@@ -58,7 +65,10 @@ impl RecvQueue {
         if wr.sges.len() > self.max_sge as usize {
             return Err(Misuse::TooManySges);
         }
-        let request = RecvRequest { wr_id: wr.wr_id, sges: SmallVec::from_slice(wr.sges) };
+        let request = RecvRequest {
+            wr_id: wr.wr_id,
+            sges: SmallVec::from_slice(wr.sges),
+        };
         let mut state = self.lock();
         if state.receives.len() >= self.max_wr as usize {
             return Err(Misuse::QueueFull);
@@ -75,7 +85,10 @@ impl RecvQueue {
         if limit_reached {
             state.limit = 0;
         }
-        Some(Taken { request, limit_reached })
+        Some(Taken {
+            request,
+            limit_reached,
+        })
     }
 
     /// Arms the low watermark: the first [`take`](Self::take) after which fewer than `limit`
@@ -95,13 +108,9 @@ impl RecvQueue {
     }
 
     /// How many receives there are.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.lock().receives.len()
-    }
-
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().receives.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,7 +125,10 @@ mod tests {
     use super::*;
 
     fn post(queue: &RecvQueue, wr_id: u64) -> Result<(), Misuse> {
-        queue.post(&RecvWr { wr_id, sges: &[Sge::default()] })
+        queue.post(&RecvWr {
+            wr_id,
+            sges: &[Sge::default()],
+        })
     }
 
     #[test]
@@ -128,7 +140,10 @@ mod tests {
         assert_eq!(post(&queue, 4), Err(Misuse::QueueFull));
         assert_eq!(queue.take().unwrap().request.wr_id, 1);
         post(&queue, 4).unwrap();
-        let too_many = RecvWr { wr_id: 5, sges: &[Sge::default(); 3] };
+        let too_many = RecvWr {
+            wr_id: 5,
+            sges: &[Sge::default(); 3],
+        };
         assert_eq!(queue.post(&too_many), Err(Misuse::TooManySges));
         let rest: Vec<u64> = queue.drain().iter().map(|request| request.wr_id).collect();
         assert_eq!(rest, [2, 3, 4]);
@@ -138,7 +153,12 @@ mod tests {
     #[test]
     fn accepts_receives_without_entries() {
         let queue = RecvQueue::new(1, 0);
-        queue.post(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        queue
+            .post(&RecvWr {
+                wr_id: 1,
+                sges: &[],
+            })
+            .unwrap();
         assert!(queue.take().unwrap().request.sges.is_empty());
     }
 
@@ -148,7 +168,10 @@ mod tests {
         let capacity = queue.lock().receives.capacity();
         for round in 0..100 {
             for wr_id in 0..8 {
-                let wr = RecvWr { wr_id, sges: &[Sge::default(); 4] };
+                let wr = RecvWr {
+                    wr_id,
+                    sges: &[Sge::default(); 4],
+                };
                 queue.post(&wr).unwrap();
             }
             assert_eq!(queue.lock().receives.capacity(), capacity, "round {round}");
@@ -165,7 +188,9 @@ mod tests {
             post(&queue, wr_id).unwrap();
         }
         queue.arm(6);
-        let fired: Vec<bool> = (0..4).map(|_| queue.take().unwrap().limit_reached).collect();
+        let fired: Vec<bool> = (0..4)
+            .map(|_| queue.take().unwrap().limit_reached)
+            .collect();
         assert_eq!(fired, [false, false, true, false]);
         assert_eq!(queue.limit(), 0);
 

@@ -28,7 +28,12 @@ pub struct SrqInitAttr {
 
 impl Default for SrqInitAttr {
     fn default() -> Self {
-        Self { srq_context: 0, max_wr: 128, max_sge: 4, srq_limit: 0 }
+        Self {
+            srq_context: 0,
+            max_wr: 128,
+            max_sge: 4,
+            srq_limit: 0,
+        }
     }
 }
 
@@ -62,7 +67,9 @@ struct Inner {
 
 impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { id, pd_id, queue, .. } = &*self.inner;
+        let Inner {
+            id, pd_id, queue, ..
+        } = &*self.inner;
         let (max_wr, max_sge) = (queue.max_wr(), queue.max_sge());
         f.debug_struct("Srq")
             .field("id", id)
@@ -90,8 +97,18 @@ impl Srq {
         queue.arm(attr.srq_limit);
         let counter = Arc::new(EventCounter::new());
         let context = attr.srq_context;
-        let inner = Inner { queue, id, context, pd_id, events, counter, _parent: parent };
-        Ok(Self { inner: Arc::new(inner) })
+        let inner = Inner {
+            queue,
+            id,
+            context,
+            pd_id,
+            events,
+            counter,
+            _parent: parent,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
     /// Posts a receive.
@@ -119,7 +136,11 @@ impl Srq {
     /// Its present attributes.
     pub fn query(&self) -> SrqAttr {
         let queue = &self.inner.queue;
-        SrqAttr { max_wr: queue.max_wr(), max_sge: queue.max_sge(), srq_limit: queue.limit() }
+        SrqAttr {
+            max_wr: queue.max_wr(),
+            max_sge: queue.max_sge(),
+            srq_limit: queue.limit(),
+        }
     }
 
     /// The value it was made with.
@@ -130,6 +151,12 @@ impl Srq {
     /// The number that names it in [`AsyncElement::Srq`].
     pub fn id(&self) -> u64 {
         self.inner.id
+    }
+
+    /// How many of its events are not acknowledged yet, fetched or not. C programs expect that
+    /// destroying the queue waits for this to be none.
+    pub fn unacked_events(&self) -> u64 {
+        self.inner.counter.outstanding()
     }
 
     /// Whether both handles are of the same queue.
@@ -146,16 +173,16 @@ impl Srq {
     pub(crate) fn take(&self) -> Option<RecvRequest> {
         let taken = self.inner.queue.take()?;
         if taken.limit_reached {
-            let Inner { events, id, counter, .. } = &*self.inner;
+            let Inner {
+                events,
+                id,
+                counter,
+                ..
+            } = &*self.inner;
             let element = AsyncElement::Srq(*id);
             events.push(AsyncEventKind::SrqLimitReached, element, Some(counter));
         }
         Some(taken.request)
-    }
-
-    /// Its events, for whoever destroys it and must wait until they are acknowledged.
-    pub(crate) fn counter(&self) -> &Arc<EventCounter> {
-        &self.inner.counter
     }
 }
 
@@ -187,13 +214,29 @@ mod tests {
             wrong(SrqInitAttr { max_wr: 0, ..fine }),
             format!("max_wr: 0 is not in the range 1 to {}", limits::MAX_SRQ_WR)
         );
-        assert!(wrong(SrqInitAttr { max_sge: 1000, ..fine }).starts_with("max_sge: 1000"));
-        assert!(wrong(SrqInitAttr { srq_limit: 129, ..fine }).starts_with("srq_limit: 129"));
+        assert!(
+            wrong(SrqInitAttr {
+                max_sge: 1000,
+                ..fine
+            })
+            .starts_with("max_sge: 1000")
+        );
+        assert!(
+            wrong(SrqInitAttr {
+                srq_limit: 129,
+                ..fine
+            })
+            .starts_with("srq_limit: 129")
+        );
     }
 
     #[test]
     fn reaching_the_limit_raises_one_event() {
-        let (srq, events) = srq(&SrqInitAttr { srq_limit: 2, ..Default::default() }).unwrap();
+        let (srq, events) = srq(&SrqInitAttr {
+            srq_limit: 2,
+            ..Default::default()
+        })
+        .unwrap();
         let wrs = [1, 2, 3].map(|wr_id| RecvWr { wr_id, sges: &[] });
         srq.post_recv_list(&wrs).unwrap();
         let none = Some(Duration::ZERO);
@@ -205,17 +248,25 @@ mod tests {
         let event = events.get(none).unwrap().unwrap();
         assert_eq!(event.kind(), AsyncEventKind::SrqLimitReached);
         assert_eq!(event.element(), AsyncElement::Srq(7));
-        assert_eq!(srq.counter().outstanding(), 1);
+        assert_eq!(srq.unacked_events(), 1);
         drop(event);
-        srq.counter().wait_acked();
+        assert_eq!(srq.unacked_events(), 0);
         assert_eq!(srq.take().unwrap().wr_id, 3);
         assert!(events.get(none).unwrap().is_none());
     }
 
     #[test]
     fn a_list_says_which_one_was_refused() {
-        let (srq, _) = srq(&SrqInitAttr { max_wr: 2, max_sge: 1, ..Default::default() }).unwrap();
-        let wr = RecvWr { wr_id: 0, sges: &[Sge::default()] };
+        let (srq, _) = srq(&SrqInitAttr {
+            max_wr: 2,
+            max_sge: 1,
+            ..Default::default()
+        })
+        .unwrap();
+        let wr = RecvWr {
+            wr_id: 0,
+            sges: &[Sge::default()],
+        };
         let (index, error) = srq.post_recv_list(&[wr; 3]).unwrap_err();
         assert_eq!((index, error), (2, Error::Misuse(Misuse::QueueFull)));
         assert_eq!(srq.inner.queue.len(), 2);
@@ -223,8 +274,16 @@ mod tests {
 
     #[test]
     fn destroying_it_takes_its_events_back() {
-        let (srq, events) = srq(&SrqInitAttr { srq_limit: 1, ..Default::default() }).unwrap();
-        srq.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        let (srq, events) = srq(&SrqInitAttr {
+            srq_limit: 1,
+            ..Default::default()
+        })
+        .unwrap();
+        srq.post_recv(&RecvWr {
+            wr_id: 1,
+            sges: &[],
+        })
+        .unwrap();
         srq.take().unwrap();
         drop(srq);
         assert!(events.get(Some(Duration::ZERO)).unwrap().is_none());

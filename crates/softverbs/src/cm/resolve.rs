@@ -31,19 +31,30 @@ pub(crate) fn resolve(src: Option<SocketAddr>, dst: SocketAddr) -> Result<Resolv
     let port = src.map_or(0, |src| src.port());
     let src = src.filter(|src| !src.ip().is_unspecified());
     if src.is_some_and(|src| src.is_ipv4() != dst.is_ipv4()) {
-        return Err(Error::invalid("src_addr", "not of the same address family as dst_addr"));
+        return Err(Error::invalid(
+            "src_addr",
+            "not of the same address family as dst_addr",
+        ));
     }
     let Some(src) = src else {
         let dst = with_scope(specified(dst, None), None)?;
         let found = route(any(dst), dst)?;
         let device = owner(found)?;
-        return Ok(Resolved { src: device.socket_addr(found.ip(), port), dst, device });
+        return Ok(Resolved {
+            src: device.socket_addr(found.ip(), port),
+            dst,
+            device,
+        });
     };
     let device = local_device(src)?;
     let src = device.socket_addr(src.ip(), 0);
     let dst = with_scope(specified(dst, Some(src.ip())), Some(&device))?;
     route(src, dst)?;
-    Ok(Resolved { src: device.socket_addr(src.ip(), port), dst, device })
+    Ok(Resolved {
+        src: device.socket_addr(src.ip(), port),
+        dst,
+        device,
+    })
 }
 
 /// The device that an identifier belongs to which is bound to `addr`: none yet if that is
@@ -51,7 +62,11 @@ pub(crate) fn resolve(src: Option<SocketAddr>, dst: SocketAddr) -> Result<Resolv
 /// [`Device::socket_addr`] then adds the scope.
 pub(crate) fn check_bind(addr: SocketAddr) -> Result<Option<Device>> {
     let addr = canonical(addr);
-    if addr.ip().is_unspecified() { Ok(None) } else { local_device(addr).map(Some) }
+    if addr.ip().is_unspecified() {
+        Ok(None)
+    } else {
+        local_device(addr).map(Some)
+    }
 }
 
 /// IPv4 in IPv6 clothes becomes IPv4.
@@ -94,12 +109,20 @@ fn any(addr: SocketAddr) -> SocketAddr {
 /// A link-local destination with its scope: its own, or that of the device of the source address.
 /// One that needs none has none.
 fn with_scope(dst: SocketAddr, device: Option<&Device>) -> Result<SocketAddr> {
-    let SocketAddr::V6(v6) = dst else { return Ok(dst) };
-    let scope = match (is_link_local(dst.ip()), v6.scope_id(), device) {
+    let SocketAddr::V6(v6) = dst else {
+        return Ok(dst);
+    };
+    // Multicast groups of one interface or link (ff01::, ff02::) are ambiguous in the same way.
+    let on_one_link =
+        is_link_local(dst.ip()) || matches!(v6.ip().segments()[0] & 0xff0f, 0xff01 | 0xff02);
+    let scope = match (on_one_link, v6.scope_id(), device) {
         (false, ..) => 0,
         (true, 0, Some(device)) => device.interface_index(),
         (true, 0, None) => {
-            let why = format!("{} is link-local: it needs a scope (%interface)", v6.ip());
+            let why = format!(
+                "{} means something on one link only: it needs a scope (%interface)",
+                v6.ip()
+            );
             return Err(Error::invalid("dst_addr", why));
         }
         (true, scope, _) => scope,
@@ -143,7 +166,9 @@ fn is_local(addr: SocketAddr) -> bool {
 fn route(src: SocketAddr, dst: SocketAddr) -> Result<SocketAddr> {
     // A datagram socket asks the routing when it is connected, and sends nothing.
     let socket = UdpSocket::bind(src).map_err(|error| bind_error(src, dst, &error))?;
-    socket.connect(dst).map_err(|error| connect_error(dst, &error))?;
+    socket
+        .connect(dst)
+        .map_err(|error| connect_error(src, dst, &error))?;
     socket.local_addr().map_err(Error::from_call("getsockname"))
 }
 
@@ -153,16 +178,17 @@ fn bind_error(src: SocketAddr, dst: SocketAddr, error: &io::Error) -> Error {
             Error::AddrNotAvailable { address: src.ip() }
         }
         // This machine does not have the address family.
-        Some(errno @ (libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => {
-            Error::Unreachable { address: dst, errno }
-        }
+        Some(errno @ (libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => Error::Unreachable {
+            address: dst,
+            errno,
+        },
         errno => Error::os("bind", errno.unwrap_or(libc::EIO)),
     }
 }
 
-fn connect_error(dst: SocketAddr, error: &io::Error) -> Error {
+fn connect_error(src: SocketAddr, dst: SocketAddr, error: &io::Error) -> Error {
     match error.raw_os_error() {
-        Some(libc::EINVAL) => {
+        Some(libc::EINVAL) if !src.ip().is_unspecified() => {
             Error::invalid("src_addr", format!("{dst} cannot be reached from there"))
         }
         Some(
@@ -171,9 +197,15 @@ fn connect_error(dst: SocketAddr, error: &io::Error) -> Error {
             | libc::ENETDOWN
             | libc::EADDRNOTAVAIL
             | libc::EACCES
-            | libc::EPERM),
-        ) => Error::Unreachable { address: dst, errno },
-        Some(libc::ENODEV | libc::ENXIO) => Error::NoDevice { what: dst.to_string() },
+            | libc::EPERM
+            | libc::EINVAL),
+        ) => Error::Unreachable {
+            address: dst,
+            errno,
+        },
+        Some(libc::ENODEV | libc::ENXIO) => Error::NoDevice {
+            what: dst.to_string(),
+        },
         errno => Error::os("connect", errno.unwrap_or(libc::EIO)),
     }
 }

@@ -247,7 +247,11 @@ impl Device {
         let speed = sysfs::speed(&interface.interface, interface.index, interface.mac);
         let (active_width, active_speed) = width_and_speed(speed.unwrap_or(10_000));
         Ok(PortAttr {
-            state: if interface.running { PortState::Active } else { PortState::Down },
+            state: if interface.running {
+                PortState::Active
+            } else {
+                PortState::Down
+            },
             max_mtu: IbMtu::Mtu4096,
             active_mtu: IbMtu::at_most(interface.mtu),
             gid_tbl_len: u32::try_from(interface.addresses.len()).unwrap_or(u32::MAX),
@@ -265,7 +269,11 @@ impl Device {
             init_type_reply: 0,
             active_width,
             active_speed,
-            phys_state: if interface.running { PHYS_LINK_UP } else { PHYS_DISABLED },
+            phys_state: if interface.running {
+                PHYS_LINK_UP
+            } else {
+                PHYS_DISABLED
+            },
             link_layer: LinkLayer::Ethernet,
             flags: 0,
             port_cap_flags2: 0,

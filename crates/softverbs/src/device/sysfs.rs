@@ -11,7 +11,9 @@ fn number<T: FromStr>(path: PathBuf) -> Option<T> {
 }
 
 fn class_net(interface: &str, attribute: &str) -> PathBuf {
-    PathBuf::from("/sys/class/net").join(interface).join(attribute)
+    PathBuf::from("/sys/class/net")
+        .join(interface)
+        .join(attribute)
 }
 
 /// Whether sysfs shows this very interface. It shows those of the network namespace in which it
@@ -32,7 +34,11 @@ pub(super) fn mtu(interface: &str, index: u32, mac: Option<[u8; 6]>) -> Option<u
     } else {
         // Under /proc/sys/net everybody sees their own namespace. IPv6 takes over the MTU of the
         // interface unless told otherwise.
-        number(PathBuf::from("/proc/sys/net/ipv6/conf").join(interface).join("mtu"))
+        number(
+            PathBuf::from("/proc/sys/net/ipv6/conf")
+                .join(interface)
+                .join("mtu"),
+        )
     };
     mtu.filter(|mtu| *mtu > 0)
 }

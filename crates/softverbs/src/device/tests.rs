@@ -2,14 +2,20 @@ use super::*;
 
 fn interface(name: &str, index: u32, addresses: &[&str]) -> Device {
     let flags = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
-    let loopback = if name == "lo" { InterfaceFlags::IFF_LOOPBACK } else { flags };
+    let loopback = if name == "lo" {
+        InterfaceFlags::IFF_LOOPBACK
+    } else {
+        flags
+    };
     let mut interface = Interface::new(name.to_owned(), flags | loopback);
     interface.index = index;
     for address in addresses {
         interface.add(address.parse().unwrap());
     }
     interface.complete();
-    Device { inner: Arc::new(interface) }
+    Device {
+        inner: Arc::new(interface),
+    }
 }
 
 fn some_devices() -> Vec<Device> {
@@ -50,7 +56,10 @@ fn link_local_addresses_need_a_scope_only_if_ambiguous() {
     let error = index_of("fe80::1", None).unwrap_err();
     assert_eq!(error.errno(), libc::EINVAL);
     assert!(error.to_string().contains("scope"), "{error}");
-    assert_eq!(index_of("fe80::2", Some(2)).unwrap_err().errno(), libc::ENODEV);
+    assert_eq!(
+        index_of("fe80::2", Some(2)).unwrap_err().errno(),
+        libc::ENODEV
+    );
     // A scope that does not apply is ignored, as by the kernel.
     assert_eq!(index_of("10.0.0.1", Some(77)), Ok(2));
 }
@@ -58,12 +67,20 @@ fn link_local_addresses_need_a_scope_only_if_ambiguous() {
 #[test]
 fn the_first_gid_is_a_usable_one() {
     let device = &some_devices()[0];
-    let gids: Vec<String> = (0..4).map(|index| device.gid(1, index).unwrap().to_string()).collect();
-    assert_eq!(gids, ["::ffff:10.0.0.1", "::ffff:10.0.0.2", "fd00::1", "fe80::1"]);
+    let gids: Vec<String> = (0..4)
+        .map(|index| device.gid(1, index).unwrap().to_string())
+        .collect();
+    assert_eq!(
+        gids,
+        ["::ffff:10.0.0.1", "::ffff:10.0.0.2", "fd00::1", "fe80::1"]
+    );
     let error = device.gid(1, 4).unwrap_err();
     assert_eq!(error.errno(), libc::EINVAL);
     assert_eq!(error.to_string(), "index: 4 is not in the GID table of 4");
-    assert_eq!(device.gid(2, 0).unwrap_err().to_string(), "port_num: 2 is not 1, the only port");
+    assert_eq!(
+        device.gid(2, 0).unwrap_err().to_string(),
+        "port_num: 2 is not 1, the only port"
+    );
 }
 
 #[test]
@@ -91,9 +108,20 @@ fn this_machine_has_a_loopback_device() {
     assert_eq!(lo.name(), "iw_lo");
     assert!(lo.mtu() >= 1500);
     assert!(lo.interface_index() > 0);
-    assert!(Device::for_address("127.0.0.77".parse().unwrap(), None).unwrap().same_as(lo));
-    assert!(Device::for_interface_index(lo.interface_index()).unwrap().same_as(lo));
-    assert_eq!(Device::for_interface_index(u32::MAX).unwrap_err().errno(), libc::ENODEV);
+    assert!(
+        Device::for_address("127.0.0.77".parse().unwrap(), None)
+            .unwrap()
+            .same_as(lo)
+    );
+    assert!(
+        Device::for_interface_index(lo.interface_index())
+            .unwrap()
+            .same_as(lo)
+    );
+    assert_eq!(
+        Device::for_interface_index(u32::MAX).unwrap_err().errno(),
+        libc::ENODEV
+    );
     assert_ne!(lo.gid(1, 0).unwrap(), Gid::default());
 
     let port = lo.port_attr(1).unwrap();
@@ -117,6 +145,8 @@ fn this_machine_has_a_loopback_device() {
 fn guids_come_from_the_mac_address() {
     let mut nic = Interface::new("nic".to_owned(), InterfaceFlags::IFF_UP);
     nic.mac = Some([0x02, 0xfc, 0x00, 0x00, 0x00, 0x01]);
-    let device = Device { inner: Arc::new(nic) };
+    let device = Device {
+        inner: Arc::new(nic),
+    };
     assert_eq!(device.node_guid(), 0x00fc_00ff_fe00_0001);
 }

@@ -1,0 +1,270 @@
+//! The state of an identifier, and how it changes.
+//!
+//! Order of locks: a queue pair's lock, then `IdShared::state`, then a channel's queue. Nothing
+//! here calls a queue pair (or drops a handle of one) while it holds `state`.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use softverbs_proto::iwarp::stream::CloseCause;
+
+use super::active::Attempt;
+use super::event::{BacklogPlace, ConnParam, EventChannel, EventKind, Queued};
+use super::options::Options;
+use super::passive::{Listener, Request};
+use super::{CmId, PortSpace};
+use crate::context::Context;
+use crate::event_queue::EventCounter;
+use crate::qp::Qp;
+
+/// Where an identifier stands; each phase holds what only it needs.
+pub(super) enum Phase {
+    Idle,
+    Bound,
+    AddrResolved,
+    RouteResolved,
+    Listening(Arc<Listener>),
+    /// The attempt is under way, up to the MPA reply.
+    Connecting(Arc<Attempt>),
+    /// The MPA start-up is complete, `Established` has not been reported. Holds what it reports.
+    Establishing(ConnParam),
+    /// A connect request that waits for `accept` or `reject`.
+    Requested(Arc<Request>),
+    Established,
+    Disconnected,
+    /// Rejected, unreachable, failed: the terminal event has been reported.
+    Failed,
+    Destroyed,
+}
+
+impl Phase {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Bound => "bound",
+            Self::AddrResolved => "address resolved",
+            Self::RouteResolved => "route resolved",
+            Self::Listening(_) => "listening",
+            Self::Connecting(_) => "connecting",
+            Self::Establishing(_) => "establishing",
+            Self::Requested(_) => "connect request",
+            Self::Established => "established",
+            Self::Disconnected => "disconnected",
+            Self::Failed => "failed",
+            Self::Destroyed => "destroyed",
+        }
+    }
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) verbs: Option<Context>,
+    pub(super) qp: Option<Qp>,
+    pub(super) options: Options,
+    /// Bound, and kept for `listen` or `connect`.
+    pub(super) socket: Option<socket2::Socket>,
+}
+
+/// What all handles of an identifier, and the engine, share.
+pub(crate) struct IdShared {
+    pub(super) me: Weak<Self>,
+    pub(super) ps: PortSpace,
+    pub(super) context: u64,
+    /// Calls wait for their events themselves.
+    pub(super) sync: bool,
+    pub(super) state: Mutex<State>,
+    channel: Mutex<EventChannel>,
+    handle: Mutex<Weak<Handle>>,
+    pub(super) unacked: EventCounter,
+}
+
+/// Destroys the identifier when the application has let go of it.
+pub(super) struct Handle(pub(super) Arc<IdShared>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+impl IdShared {
+    pub(super) fn create(
+        channel: &EventChannel,
+        ps: PortSpace,
+        context: u64,
+        sync: bool,
+        options: Options,
+    ) -> CmId {
+        let shared = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            ps,
+            context,
+            sync,
+            state: Mutex::new(State {
+                phase: Phase::Idle,
+                local: None,
+                peer: None,
+                verbs: None,
+                qp: None,
+                options,
+                socket: None,
+            }),
+            channel: Mutex::new(channel.clone()),
+            handle: Mutex::new(Weak::new()),
+            unacked: EventCounter::new(),
+        });
+        let handle = Arc::new(Handle(shared.clone()));
+        *shared.handle.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&handle);
+        CmId { handle }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn channel(&self) -> EventChannel {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A new handle, while the application still has one.
+    pub(super) fn handle(&self) -> Option<CmId> {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        Some(CmId { handle })
+    }
+
+    /// Queues an event of this identifier.
+    pub(super) fn report(&self, kind: EventKind, status: i32, param: ConnParam) {
+        let Some(id) = self.me.upgrade() else { return };
+        // Held over the push, so that `migrate` does not overlook it.
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        channel.push(Queued {
+            id,
+            request: None,
+            listen_id: None,
+            backlog: None,
+            kind,
+            status,
+            param,
+        });
+    }
+
+    /// Queues a connect request that came to this listening identifier.
+    pub(super) fn report_request(&self, request: CmId, place: BacklogPlace, param: ConnParam) {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        channel.push(Queued {
+            id: request.shared().clone(),
+            request: Some(request),
+            listen_id: self.me.upgrade(),
+            backlog: Some(place),
+            kind: EventKind::ConnectRequest,
+            status: 0,
+            param,
+        });
+    }
+
+    /// Moves to another channel, with the events that have not been fetched.
+    pub(super) fn migrate(&self, to: &EventChannel) {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = channel.remove_if(|event| self.concerns(event));
+        for event in mine {
+            to.push(event);
+        }
+        *channel = to.clone();
+    }
+
+    fn concerns(&self, event: &Queued) -> bool {
+        let is_me = |id: &Arc<Self>| std::ptr::eq(Arc::as_ptr(id), self);
+        match &event.listen_id {
+            Some(listener) => is_me(listener),
+            None => is_me(&event.id),
+        }
+    }
+
+    /// The stream says that the connection is established. Called under the queue pair's lock.
+    pub(crate) fn on_established(&self) {
+        let mut state = self.lock();
+        if !matches!(state.phase, Phase::Establishing(_)) {
+            return;
+        }
+        let before = std::mem::replace(&mut state.phase, Phase::Established);
+        if let Phase::Establishing(param) = before {
+            self.report(EventKind::Established, 0, param);
+        }
+    }
+
+    /// The stream has ended. Called under the queue pair's lock.
+    pub(crate) fn on_closed(&self, cause: Option<&CloseCause>) {
+        let mut state = self.lock();
+        match state.phase {
+            Phase::Established => {
+                state.phase = Phase::Disconnected;
+                self.report(EventKind::Disconnected, 0, ConnParam::default().cleared());
+            }
+            Phase::Establishing(_) => {
+                state.phase = Phase::Failed;
+                let (kind, status) = match cause {
+                    Some(CloseCause::NoRtr) => (EventKind::Unreachable, -libc::ETIMEDOUT),
+                    Some(CloseCause::Fault(_) | CloseCause::PeerTerminated(_)) => {
+                        (EventKind::ConnectError, -libc::EPROTO)
+                    }
+                    _ => (EventKind::Rejected, -libc::ECONNRESET),
+                };
+                self.report(kind, status, ConnParam::default().cleared());
+            }
+            _ => {}
+        }
+    }
+
+    /// The attempt to connect has failed: its one terminal event.
+    pub(super) fn on_failed(&self, kind: EventKind, status: i32, private_data: Vec<u8>) {
+        let qp = {
+            let mut state = self.lock();
+            if !matches!(state.phase, Phase::Connecting(_)) {
+                return;
+            }
+            state.phase = Phase::Failed;
+            state.qp.clone()
+        };
+        // Requests that were posted meanwhile are flushed before the application hears of it.
+        if let Some(qp) = qp {
+            qp.inner().abort(CloseCause::Local);
+        }
+        let param = ConnParam { private_data, ..ConnParam::default().cleared() };
+        self.report(kind, status, param);
+    }
+
+    /// Ends everything that this identifier started; its events that have not been fetched go.
+    pub(super) fn destroy(&self) {
+        let (phase, qp, socket) = {
+            let mut state = self.lock();
+            let phase = std::mem::replace(&mut state.phase, Phase::Destroyed);
+            (phase, state.qp.take(), state.socket.take())
+        };
+        match phase {
+            Phase::Listening(listener) => listener.close(),
+            Phase::Connecting(attempt) => attempt.cancel(),
+            Phase::Requested(request) => request.refuse(&[]),
+            _ => {}
+        }
+        if let Some(qp) = &qp {
+            qp.inner().abort(CloseCause::Local);
+        }
+        drop((qp, socket));
+        let gone = self.channel().remove_if(|event| self.concerns(event));
+        // Among them may be connect requests, which are rejected by this.
+        drop(gone);
+    }
+}
+
+impl ConnParam {
+    /// As the kernel reports it in an event that has no parameters.
+    pub(super) fn cleared(mut self) -> Self {
+        self.responder_resources = 0;
+        self.initiator_depth = 0;
+        self.retry_count = 0;
+        self.rnr_retry_count = 0;
+        self
+    }
+}

@@ -1,0 +1,530 @@
+//! The RDMA connection manager: identifiers, event channels, resolution, connections.
+//!
+//! The calls and events are those of rdma-core's `librdmacm`. An identifier with a channel never
+//! blocks: what a call starts ends in an event. One without (see [`CmId::new_sync`]) waits for
+//! that event itself.
+//!
+//! `event.rs` holds events and channels, `options.rs` the options, `id.rs` the state of an
+//! identifier, `resolve.rs` addresses, `active.rs` and `passive.rs` the two sides of setting up a
+//! connection over TCP.
+
+mod active;
+mod event;
+mod id;
+mod options;
+mod passive;
+pub(crate) mod resolve;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::SockAddr;
+use softverbs_proto::iwarp::negotiate::Wishes;
+use softverbs_proto::iwarp::stream::{CloseCause, Role};
+
+pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH};
+pub(crate) use self::id::IdShared;
+use self::id::{Handle, Phase, State};
+pub use self::options::CmOption;
+use self::options::Options;
+use crate::context::{Context, Pd};
+use crate::device::{Device, limits};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::qp::{Qp, QpInitAttr};
+
+/// Most private data that an MPA frame of revision 2 carries to every known peer.
+const MAX_PRIVATE_DATA: usize = 251;
+/// Connect requests that may wait to be fetched, at most.
+const MAX_BACKLOG: usize = 1024;
+/// How long a peer that asked for peer-to-peer mode may take to send its first frame.
+const RTR_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Port spaces; the values are those of `enum rdma_port_space`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum PortSpace {
+    /// IP over InfiniBand. **Not supported.**
+    Ipoib = 0x0002,
+    /// Any transport, InfiniBand service ids. **Not supported.**
+    Ib = 0x013f,
+    /// Reliable connections.
+    Tcp = 0x0106,
+    /// Datagrams. **Not supported.**
+    Udp = 0x0111,
+}
+
+/// A communication identifier (`struct rdma_cm_id`). Cloning makes another handle of the same; it
+/// is destroyed, and its connection closed, when the last handle is dropped.
+#[derive(Clone)]
+pub struct CmId {
+    handle: Arc<Handle>,
+}
+
+impl CmId {
+    /// A new identifier whose events come through `channel`. `context` is the application's.
+    /// EPROTONOSUPPORT-like EOPNOTSUPP for port spaces other than [`PortSpace::Tcp`].
+    pub fn new(channel: &EventChannel, ps: PortSpace, context: u64) -> Result<Self> {
+        Self::create(channel, ps, context, false)
+    }
+
+    /// A new identifier whose calls wait: they return when what they start has ended, with the
+    /// error if it failed.
+    pub fn new_sync(ps: PortSpace) -> Result<Self> {
+        Self::create(&EventChannel::new()?, ps, 0, true)
+    }
+
+    fn create(channel: &EventChannel, ps: PortSpace, context: u64, sync: bool) -> Result<Self> {
+        if ps != PortSpace::Tcp {
+            return Err(Error::not_supported("ps", "iWARP has the port space RDMA_PS_TCP only"));
+        }
+        Engine::get()?;
+        Ok(IdShared::create(channel, ps, context, sync, Options::default()))
+    }
+
+    fn shared(&self) -> &Arc<IdShared> {
+        &self.handle.0
+    }
+
+    /// The application's value.
+    pub fn context(&self) -> u64 {
+        self.shared().context
+    }
+
+    /// The port space.
+    pub fn port_space(&self) -> PortSpace {
+        self.shared().ps
+    }
+
+    /// Whether both are handles of one identifier.
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.shared(), other.shared())
+    }
+
+    /// Its own address: after `bind_addr`, `resolve_addr`, or of a connection.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.shared().lock().local
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.shared().lock().peer
+    }
+
+    /// The opened device: after binding to an address of one, after resolving, and in a connect
+    /// request.
+    pub fn verbs(&self) -> Option<Context> {
+        self.shared().lock().verbs.clone()
+    }
+
+    /// The queue pair of this identifier.
+    pub fn qp(&self) -> Option<Qp> {
+        self.shared().lock().qp.clone()
+    }
+
+    /// The channel of its events.
+    pub fn channel(&self) -> EventChannel {
+        self.shared().channel()
+    }
+
+    /// Sets an option; EINVAL with a text for a value out of range. Options of the connection
+    /// take effect if set before `listen` or `connect`; [`CmOption::Afonly`],
+    /// [`CmOption::ReuseAddr`] and the buffer sizes before `bind_addr`.
+    pub fn set_option(&self, option: CmOption) -> Result<()> {
+        let mut state = self.shared().lock();
+        state.options.set(option).map_err(|(what, why)| Error::invalid(what, why))
+    }
+
+    /// Binds to a local address. A wildcard address stands for all devices; port 0 for a free
+    /// port, which [`CmId::local_addr`] then tells.
+    ///
+    /// EADDRNOTAVAIL if no interface has the address, EADDRINUSE if another identifier or socket
+    /// holds the port, EACCES for a port below 1024 without the privilege, EINVAL if bound
+    /// already.
+    pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
+        let mut state = self.shared().lock();
+        if !matches!(state.phase, Phase::Idle) {
+            return Err(wrong_phase(&state, "bind"));
+        }
+        bind(&mut state, address)?;
+        state.phase = Phase::Bound;
+        Ok(())
+    }
+
+    /// Finds the device and the local address that lead to `dst`. Ends with
+    /// [`EventKind::AddrResolved`]. `src` binds to a local address first (port 0: any).
+    ///
+    /// Fails at once with ENETUNREACH, EADDRNOTAVAIL or ENODEV, as the kernel's does. The timeout
+    /// is for transports that have to ask the network; here it is the kernel that knows.
+    pub fn resolve_addr(
+        &self,
+        src: Option<SocketAddr>,
+        dst: SocketAddr,
+        timeout: Duration,
+    ) -> Result<()> {
+        let _ = timeout;
+        {
+            let mut state = self.shared().lock();
+            if !matches!(state.phase, Phase::Idle | Phase::Bound) {
+                return Err(wrong_phase(&state, "resolve an address"));
+            }
+            if let Some(src) = src {
+                if matches!(state.phase, Phase::Bound) {
+                    return Err(Error::invalid("src_addr", "the identifier is bound already"));
+                }
+                // Not a port of its own: any number of connections may share a source address.
+                resolve::check_bind(src)?;
+            }
+            let from = src.or(state.local).filter(|from| !from.ip().is_unspecified());
+            let resolved = resolve::resolve(from, dst)?;
+            state.verbs = Some(Context::shared(&resolved.device)?);
+            if let Some(src) = src
+                && src.port() != 0
+            {
+                bind(&mut state, src)?;
+            }
+            let port = state.local.map_or(0, |local| local.port());
+            let mut local = resolved.src;
+            local.set_port(port);
+            state.local = Some(local);
+            state.peer = Some(resolved.dst);
+            state.phase = Phase::AddrResolved;
+        }
+        self.shared().report(EventKind::AddrResolved, 0, ConnParam::default().cleared());
+        self.wait_for(EventKind::AddrResolved)
+    }
+
+    /// Finds the route: always known on this transport. Ends with [`EventKind::RouteResolved`].
+    pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        let _ = timeout;
+        {
+            let mut state = self.shared().lock();
+            if !matches!(state.phase, Phase::AddrResolved) {
+                return Err(wrong_phase(&state, "resolve a route"));
+            }
+            state.phase = Phase::RouteResolved;
+        }
+        self.shared().report(EventKind::RouteResolved, 0, ConnParam::default().cleared());
+        self.wait_for(EventKind::RouteResolved)
+    }
+
+    /// Listens for connect requests. `backlog`: how many may wait to be fetched (0 or less, or
+    /// more than 1024: 1024); more are rejected. Not bound before: to a free port of all
+    /// addresses. EADDRINUSE if another identifier or socket listens there.
+    pub fn listen(&self, backlog: i32) -> Result<()> {
+        let mut state = self.shared().lock();
+        if matches!(state.phase, Phase::Idle) {
+            bind(&mut state, SocketAddr::from(([0, 0, 0, 0], 0)))?;
+            state.phase = Phase::Bound;
+        }
+        if !matches!(state.phase, Phase::Bound) {
+            return Err(wrong_phase(&state, "listen"));
+        }
+        let backlog = usize::try_from(backlog).unwrap_or(0);
+        let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
+        let Some(socket) = state.socket.take() else {
+            return Err(Error::invalid("id", "is not bound"));
+        };
+        let engine = Engine::get()?;
+        let listener =
+            passive::Listener::start(engine, self.shared(), socket, state.options, backlog)?;
+        state.phase = Phase::Listening(listener);
+        Ok(())
+    }
+
+    /// Waits for the next connect request of a synchronous listener.
+    pub fn get_request(&self) -> Result<Self> {
+        if !self.shared().sync {
+            return Err(Error::invalid("id", "has an event channel: take its events"));
+        }
+        loop {
+            let event = self.channel().get_event(None)?;
+            if let Some(event) = event
+                && event.kind() == EventKind::ConnectRequest
+            {
+                let id = event.id().clone();
+                // A channel of its own, for its events to wait in.
+                id.shared().migrate(&EventChannel::new()?);
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Creates the queue pair of this identifier, in INIT: receives may be posted, and should be
+    /// before `connect` or `accept`. EINVAL if there is one, or if the protection domain belongs
+    /// to another device than [`CmId::verbs`].
+    pub fn create_qp(&self, pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Qp> {
+        {
+            let state = self.shared().lock();
+            if state.qp.is_some() {
+                return Err(Error::invalid("id", "has a queue pair already"));
+            }
+            match &state.verbs {
+                None => return Err(Error::invalid("id", "has no device yet: resolve or bind")),
+                Some(verbs) if verbs.device().name() != pd.context().device().name() => {
+                    return Err(Error::invalid("pd", "belongs to another device"));
+                }
+                Some(_) => {}
+            }
+        }
+        let qp = pd.create_qp(attr)?;
+        qp.inner().to_init()?;
+        let mut state = self.shared().lock();
+        if state.qp.is_some() {
+            drop(state);
+            return Err(Error::invalid("id", "has a queue pair already"));
+        }
+        state.qp = Some(qp.clone());
+        Ok(qp)
+    }
+
+    /// Lets go of the queue pair, which is destroyed with its last handle.
+    pub fn destroy_qp(&self) {
+        let qp = self.shared().lock().qp.take();
+        if let Some(qp) = qp {
+            qp.inner().abort(CloseCause::Local);
+        }
+    }
+
+    /// Connects. Never blocks: ends with [`EventKind::Established`], or with exactly one of
+    /// [`Rejected`](EventKind::Rejected), [`Unreachable`](EventKind::Unreachable) and
+    /// [`ConnectError`](EventKind::ConnectError). From the return of this call on, send requests
+    /// may be posted: they leave when they may.
+    ///
+    /// Status of the event: no listener, or rejected by the application: `Rejected`
+    /// -ECONNREFUSED; closed or reset: `Rejected` -ECONNRESET; no answer: `Unreachable`
+    /// -ETIMEDOUT; MPA violated: `ConnectError` -EINVAL.
+    ///
+    /// EINVAL: no route resolved, no queue pair, more than 251 octets of private data, or depths
+    /// beyond the device's.
+    pub fn connect(&self, param: &ConnParam) -> Result<()> {
+        let (attempt, socket, source, qp) = {
+            let state = self.shared().lock();
+            if !matches!(state.phase, Phase::RouteResolved) {
+                return Err(wrong_phase(&state, "connect"));
+            }
+            let Some(peer) = state.peer else { return Err(wrong_phase(&state, "connect")) };
+            let Some(qp) = state.qp.clone() else {
+                return Err(Error::invalid("id", "has no queue pair"));
+            };
+            let wishes = wishes(param, &state.options)?;
+            let attempt = active::Attempt::new(
+                self.shared(),
+                peer,
+                state.options,
+                wishes,
+                param.private_data.clone(),
+            );
+            (attempt, state.socket.is_some(), state.local, qp)
+        };
+        qp.inner().to_rtr()?;
+        let socket = {
+            let mut state = self.shared().lock();
+            if !matches!(state.phase, Phase::RouteResolved) {
+                return Err(wrong_phase(&state, "connect"));
+            }
+            state.phase = Phase::Connecting(attempt.clone());
+            if socket { state.socket.take() } else { None }
+        };
+        let started = attempt.start(Engine::get()?, socket, source);
+        {
+            let mut state = self.shared().lock();
+            match started {
+                Ok(local) => state.local = local.or(state.local),
+                Err(error) => {
+                    state.phase = Phase::RouteResolved;
+                    return Err(error);
+                }
+            }
+        }
+        self.wait_for(EventKind::Established)
+    }
+
+    /// Accepts a connect request. Ends with [`EventKind::Established`], or with
+    /// [`Rejected`](EventKind::Rejected), [`Unreachable`](EventKind::Unreachable) or
+    /// [`ConnectError`](EventKind::ConnectError) if the peer does not go through with it. From
+    /// the return of this call on, send requests may be posted: the stack holds them, in order,
+    /// until the peer may receive them.
+    ///
+    /// EINVAL: no connect request, no queue pair, more than 251 octets of private data, or depths
+    /// beyond the device's; ECONNRESET or EPIPE: the peer has gone.
+    pub fn accept(&self, param: &ConnParam) -> Result<()> {
+        let (request, qp, wishes, options) = {
+            let state = self.shared().lock();
+            let Phase::Requested(request) = &state.phase else {
+                return Err(wrong_phase(&state, "accept"));
+            };
+            let Some(qp) = state.qp.clone() else {
+                return Err(Error::invalid("id", "has no queue pair"));
+            };
+            (request.clone(), qp, wishes(param, &state.options)?, state.options)
+        };
+        qp.inner().to_rtr()?;
+        let accepted = request.accept(&wishes, &param.private_data);
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if error.errno() != libc::EINVAL {
+                    self.shared().lock().phase = Phase::Failed;
+                    qp.inner().abort(CloseCause::Lost);
+                }
+                return Err(error);
+            }
+        };
+        let negotiated = accepted.negotiated;
+        let established = ConnParam {
+            initiator_depth: active::depth(negotiated.ird),
+            responder_resources: active::depth(negotiated.ord),
+            ..ConnParam::default().cleared()
+        };
+        let before = {
+            let mut state = self.shared().lock();
+            std::mem::replace(&mut state.phase, Phase::Establishing(established))
+        };
+        drop(before);
+        let sizing = options.sizing(&(&accepted.socket).into());
+        let role = Role::Responder { grace: options.grace, rtr_timeout: RTR_TIMEOUT };
+        qp.inner().attach(
+            accepted.socket,
+            role,
+            negotiated,
+            sizing,
+            &accepted.early,
+            Arc::downgrade(self.shared()),
+        )?;
+        self.wait_for(EventKind::Established)
+    }
+
+    /// Rejects a connect request; the peer gets [`EventKind::Rejected`] with the private data
+    /// (up to 251 octets, else EINVAL).
+    pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        check_private_data(private_data)?;
+        let request = {
+            let state = self.shared().lock();
+            match &state.phase {
+                Phase::Requested(request) => request.clone(),
+                _ => return Err(wrong_phase(&state, "reject")),
+            }
+        };
+        request.reject(private_data)?;
+        self.shared().lock().phase = Phase::Failed;
+        Ok(())
+    }
+
+    /// Closes the connection in good order: what TCP has taken is delivered, other requests are
+    /// flushed. Both ends get [`EventKind::Disconnected`]. Harmless if the connection has ended
+    /// already; EINVAL if there never was one.
+    pub fn disconnect(&self) -> Result<()> {
+        let qp = {
+            let state = self.shared().lock();
+            match state.phase {
+                Phase::Establishing(_) | Phase::Established => state.qp.clone(),
+                Phase::Disconnected => return Ok(()),
+                _ => return Err(wrong_phase(&state, "disconnect")),
+            }
+        };
+        if let Some(qp) = qp {
+            qp.inner().disconnect();
+        }
+        Ok(())
+    }
+
+    /// Moves the identifier to another channel, with the events that have not been fetched. Waits
+    /// until those that have been are acknowledged: acknowledge (drop) them first.
+    pub fn migrate_id(&self, channel: &EventChannel) -> Result<()> {
+        if self.shared().sync {
+            return Err(Error::invalid("id", "is synchronous"));
+        }
+        self.shared().unacked.wait_acked();
+        self.shared().migrate(channel);
+        Ok(())
+    }
+
+    /// Destroys the identifier now, whatever handles there are: closes its connection abruptly,
+    /// rejects what waits, forgets its events. Waits until the events that were fetched are
+    /// acknowledged: acknowledge (drop) them first.
+    pub fn destroy(&self) -> Result<()> {
+        self.shared().destroy();
+        self.shared().unacked.wait_acked();
+        Ok(())
+    }
+
+    /// Synchronous identifiers: waits for the event that ends a call.
+    fn wait_for(&self, wanted: EventKind) -> Result<()> {
+        if !self.shared().sync {
+            return Ok(());
+        }
+        loop {
+            let event = self.channel().get_event(None)?;
+            let Some(event) = event else { continue };
+            if event.kind() == wanted {
+                return Ok(());
+            }
+            return Err(match event.kind() {
+                EventKind::Rejected => Error::Rejected { status: event.status() },
+                kind => Error::Cm { event: kind.name(), status: event.status() },
+            });
+        }
+    }
+}
+
+fn bind(state: &mut State, address: SocketAddr) -> Result<()> {
+    let device: Option<Device> = resolve::check_bind(address)?;
+    let socket = state.options.socket(&address).map_err(Error::from_call("socket"))?;
+    socket.bind(&SockAddr::from(address)).map_err(|error| match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => Error::AddrInUse { address },
+        Some(errno) => Error::os("bind", errno),
+        None => Error::os("bind", libc::EINVAL),
+    })?;
+    state.local = socket.local_addr().ok().and_then(|address| address.as_socket());
+    if let Some(device) = device {
+        state.verbs = Some(Context::shared(&device)?);
+    }
+    state.socket = Some(socket);
+    Ok(())
+}
+
+fn wrong_phase(state: &State, call: &str) -> Error {
+    Error::invalid("id", format!("cannot {call}: the identifier is {}", state.phase.name()))
+}
+
+fn check_private_data(private_data: &[u8]) -> Result<()> {
+    if private_data.len() > MAX_PRIVATE_DATA {
+        return Err(Error::invalid("private_data", "iWARP carries up to 251 octets"));
+    }
+    Ok(())
+}
+
+fn wishes(param: &ConnParam, options: &Options) -> Result<Wishes> {
+    check_private_data(&param.private_data)?;
+    let depth = |what, asked: u8| match asked {
+        MAX_DEPTH => Ok(u16::from(limits::MAX_QP_RD_ATOM)),
+        asked if asked <= limits::MAX_QP_RD_ATOM => Ok(asked.into()),
+        _ => Err(Error::invalid(what, "exceeds max_qp_rd_atom")),
+    };
+    let ird = depth("responder_resources", param.responder_resources)?;
+    let ord = depth("initiator_depth", param.initiator_depth)?;
+    Ok(Wishes {
+        crc: options.crc,
+        markers: options.markers,
+        ird,
+        ord,
+        peer_to_peer: options.peer_to_peer,
+        rfc7306: true,
+        revision: options.revision,
+        timeout: options.reply_timeout,
+    })
+}
+
+impl fmt::Debug for CmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared().lock();
+        f.debug_struct("CmId")
+            .field("state", &state.phase.name())
+            .field("local", &state.local)
+            .field("peer", &state.peer)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,45 @@
+//! Completion channels.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::cq::{Cq, CqInner};
+use crate::error::Result;
+use crate::event_queue::EventQueue;
+
+/// A channel that tells of completions in armed completion queues.
+#[derive(Clone, Debug)]
+pub struct CompChannel {
+    events: Arc<EventQueue<Weak<CqInner>>>,
+}
+
+impl CompChannel {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { events: Arc::new(EventQueue::new()?) })
+    }
+
+    /// Readable while events are queued; for poll, select and epoll (level or edge triggered).
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// Takes the next event: the queue that was notified. Waits up to `timeout` (`None`: for
+    /// ever); `Ok(None)` if there was none in time. Every event is to be acknowledged with
+    /// [`Cq::ack_events`].
+    pub fn get_event(&self, timeout: Option<Duration>) -> Result<Option<Cq>> {
+        let end = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let Some(cq) = self.events.pop(left)? else { return Ok(None) };
+            // A queue that was dropped since has no use for its event.
+            if let Some(cq) = cq.upgrade() {
+                return Ok(Some(Cq::from_inner(cq)));
+            }
+        }
+    }
+
+    pub(crate) fn notify(&self, cq: Weak<CqInner>) {
+        self.events.push(cq);
+    }
+}

@@ -1,0 +1,312 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+
+use smallvec::SmallVec;
+
+use crate::async_event::{AsyncElement, AsyncEventKind};
+use crate::comp_channel::CompChannel;
+use crate::context::{Context, ContextInner};
+use crate::device::limits;
+use crate::error::{Error, Result};
+use crate::event_queue::EventCounter;
+use crate::qp::QpInner;
+use crate::wr::Wc;
+
+/// With up to this many queue pairs a poll tries each socket; with more it asks epoll first.
+const DIRECT: usize = 4;
+/// A poll that finds completions drives the queue pairs every so often nevertheless.
+const DRIVE_EVERY: u32 = 8;
+/// Empty polls between two looks at connections of other queues.
+const OTHERS_EVERY: u32 = 32;
+/// Empty polls between two offers of the core to other threads.
+const YIELD_EVERY: u32 = 64;
+
+/// A completion queue. Cloning makes another handle of the same.
+#[derive(Clone)]
+pub struct Cq {
+    inner: Arc<CqInner>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Armed {
+    #[default]
+    No,
+    Solicited,
+    Any,
+}
+
+#[derive(Default)]
+struct Queue {
+    entries: VecDeque<Wc>,
+    armed: Armed,
+    overrun: bool,
+}
+
+pub(crate) struct CqInner {
+    me: Weak<Self>,
+    id: u64,
+    counter: Arc<EventCounter>,
+    context: Arc<ContextInner>,
+    cqe: u32,
+    cq_context: u64,
+    channel: Option<CompChannel>,
+    queue: Mutex<Queue>,
+    /// Events delivered and not yet acknowledged, for those who must wait for it.
+    unacked: AtomicU64,
+    qps: RwLock<Vec<Weak<QpInner>>>,
+    /// Changes with every poll: what is posted between two polls may be sent together.
+    epoch: AtomicU64,
+    since_driven: AtomicU32,
+    empty: AtomicU32,
+    overrun: AtomicBool,
+}
+
+impl Cq {
+    pub(crate) fn new(
+        context: &Context,
+        cqe: u32,
+        channel: Option<&CompChannel>,
+        cq_context: u64,
+    ) -> Result<Self> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        if cqe == 0 || cqe > limits::MAX_CQE {
+            return Err(Error::invalid("cqe", "must be in 1 ..= max_cqe"));
+        }
+        let inner = Arc::new_cyclic(|me| CqInner {
+            me: me.clone(),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            counter: Arc::default(),
+            context: context.inner().clone(),
+            cqe,
+            cq_context,
+            channel: channel.cloned(),
+            queue: Mutex::default(),
+            unacked: AtomicU64::new(0),
+            qps: RwLock::default(),
+            epoch: AtomicU64::new(0),
+            since_driven: AtomicU32::new(0),
+            empty: AtomicU32::new(0),
+            overrun: AtomicBool::new(false),
+        });
+        Ok(Self { inner })
+    }
+
+    pub(crate) fn from_inner(inner: Arc<CqInner>) -> Self {
+        Self { inner }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<CqInner> {
+        &self.inner
+    }
+
+    /// The number that asynchronous events name it by.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// The application's value.
+    pub fn cq_context(&self) -> u64 {
+        self.inner.cq_context
+    }
+
+    /// Its capacity in entries.
+    pub fn cqe(&self) -> u32 {
+        self.inner.cqe
+    }
+
+    /// Whether both are handles of one queue.
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Takes up to `out.len()` completions, oldest first, and returns how many. Never blocks.
+    ///
+    /// When the queue is empty, the calling thread does the work of its queue pairs: receives,
+    /// places, sends what was left for this moment. Fails with EIO-like `CqErr` after an overrun:
+    /// completions have been lost then.
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
+        let cq = &*self.inner;
+        if cq.overrun.load(Ordering::Relaxed) {
+            return Err(Error::invalid("cq", "overrun: completions were lost"));
+        }
+        let engine = cq.context.engine;
+        engine.note_poll();
+        cq.epoch.store(cq.epoch.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        engine.flush_deferred();
+        let found = cq.take(out);
+        if found > 0 {
+            cq.empty.store(0, Ordering::Relaxed);
+            let since = cq.since_driven.load(Ordering::Relaxed) + 1;
+            cq.since_driven.store(since, Ordering::Relaxed);
+            if since < DRIVE_EVERY {
+                return Ok(found);
+            }
+            cq.drive(0);
+            return Ok(found);
+        }
+        let empty = cq.empty.load(Ordering::Relaxed).wrapping_add(1);
+        cq.empty.store(empty, Ordering::Relaxed);
+        cq.drive(empty);
+        let found = cq.take(out);
+        if found == 0 && empty.is_multiple_of(YIELD_EVERY) {
+            std::thread::yield_now();
+        }
+        Ok(found)
+    }
+
+    /// Arms the queue: the next completion (with `solicited_only`: the next one of a solicited
+    /// message, or of a failure) puts one event on its channel. Completions that are in the
+    /// queue already do not count: poll once more after arming. Without a channel it has no
+    /// effect.
+    pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        let cq = &*self.inner;
+        if cq.channel.is_none() {
+            return Ok(());
+        }
+        let mut queue = cq.lock();
+        let before = queue.armed;
+        queue.armed = match (before, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            (_, true) => Armed::Solicited,
+        };
+        drop(queue);
+        if before == Armed::No {
+            cq.context.engine.arm();
+        }
+        // What was left for the next poll may be what the application now sleeps for.
+        cq.context.engine.flush_deferred();
+        Ok(())
+    }
+
+    /// Acknowledges `n` events that [`CompChannel::get_event`] returned for this queue.
+    pub fn ack_events(&self, n: u32) {
+        let _ = self.inner.unacked.fetch_update(Ordering::AcqRel, Ordering::Acquire, |unacked| {
+            Some(unacked.saturating_sub(n.into()))
+        });
+    }
+
+    /// Events put on the channel and not yet acknowledged.
+    pub fn unacked_events(&self) -> u64 {
+        self.inner.unacked.load(Ordering::Acquire)
+    }
+}
+
+impl CqInner {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, out: &mut [Wc]) -> usize {
+        let mut queue = self.lock();
+        let count = out.len().min(queue.entries.len());
+        for (to, from) in out.iter_mut().zip(queue.entries.drain(..count)) {
+            *to = from;
+        }
+        count
+    }
+
+    /// Does the work of the queue pairs of this queue, on the calling thread.
+    fn drive(&self, empty: u32) {
+        self.since_driven.store(0, Ordering::Relaxed);
+        let engine = self.context.engine;
+        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
+        if qps.len() > DIRECT {
+            drop(qps);
+            engine.poll_data();
+            return;
+        }
+        let mine: SmallVec<[Arc<QpInner>; DIRECT]> =
+            qps.iter().filter_map(Weak::upgrade).collect();
+        drop(qps);
+        for qp in &mine {
+            qp.drive();
+        }
+        if empty % OTHERS_EVERY == OTHERS_EVERY - 1 && engine.connections() > mine.len() {
+            engine.poll_data();
+        }
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn attach(&self, qp: &Weak<QpInner>) {
+        let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
+        qps.retain(|known| known.strong_count() > 0 && !known.ptr_eq(qp));
+        qps.push(qp.clone());
+    }
+
+    pub(crate) fn detach(&self, qp: &Weak<QpInner>) {
+        let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
+        qps.retain(|known| !known.ptr_eq(qp));
+    }
+
+    /// Adds completions; `solicited` if one of them came with a solicited event.
+    pub(crate) fn push(&self, completions: &[Wc], solicited: bool) {
+        let mut queue = self.lock();
+        let room = (self.cqe as usize).saturating_sub(queue.entries.len());
+        let overrun = room < completions.len();
+        let first = overrun && !queue.overrun;
+        queue.overrun |= overrun;
+        queue.entries.extend(&completions[..completions.len().min(room)]);
+        let notify = match queue.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => solicited || completions.iter().any(|wc| !wc.is_success()),
+        };
+        if notify {
+            queue.armed = Armed::No;
+            if let Some(channel) = &self.channel {
+                self.unacked.fetch_add(1, Ordering::AcqRel);
+                channel.notify(self.me.clone());
+            }
+        }
+        drop(queue);
+        if notify {
+            self.context.engine.disarm();
+        }
+        if first {
+            self.overrun.store(true, Ordering::Relaxed);
+            let element = AsyncElement::Cq(self.id);
+            let events = &self.context.async_events;
+            events.push(AsyncEventKind::CqErr, element, Some(&self.counter));
+        }
+    }
+
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the completions of a queue pair that is being destroyed.
+    pub(crate) fn forget(&self, qp_num: softverbs_wire::num::Qpn) {
+        self.lock().entries.retain(|wc| wc.qp_num != qp_num);
+    }
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        if self.lock().armed != Armed::No {
+            self.context.engine.disarm();
+        }
+    }
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq")
+            .field("id", &self.inner.id)
+            .field("cqe", &self.inner.cqe)
+            .field("entries", &self.inner.lock().entries.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CqInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,260 @@
+//! The engine: sockets, progress and timers of this process.
+//!
+//! *Whoever waits, works.* Connections are driven by the threads that post to them and poll their
+//! completion queues. The engine's own thread serves what has no such caller: set-up of
+//! connections, a passive target of one-sided operations, armed completion queues, timers. While
+//! application threads poll it backs off, looks at what they neglect every
+//! [`BACK_OFF`](thread::BACK_OFF), and takes over when they stop.
+//!
+//! Two epoll sets: `data` holds the sockets of connected queue pairs and may be waited on by any
+//! thread; `control` holds everything else, and `data` itself, armed only while the engine's
+//! thread is in charge.
+
+pub(crate) mod sources;
+#[allow(unsafe_code, reason = "system calls that take raw addresses")]
+pub(crate) mod sys;
+pub(crate) mod thread;
+mod timers;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use smallvec::SmallVec;
+use softverbs_proto::time::Time;
+
+use self::sources::{Sources, Token};
+use self::sys::Ready;
+use self::timers::Timers;
+use crate::error::{Error, Result};
+use crate::qp::QpInner;
+
+const WAKE: Token = Token::reserved(0);
+const DATA: Token = Token::reserved(1);
+
+/// Which epoll set a socket belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Set {
+    /// Served by the engine's thread only.
+    Control,
+    /// Served by whichever thread waits.
+    Data,
+}
+
+/// The one engine of a process.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    control: Epoll,
+    data: Epoll,
+    wake: EventFd,
+    epoch: Instant,
+    pub(crate) sources: Sources,
+    timers: Mutex<Timers>,
+    /// Changes whenever an application thread polls.
+    polls: AtomicU64,
+    /// Completion queues that wait for a notification.
+    armed: AtomicUsize,
+    /// Application threads poll; the engine's thread leaves the data to them.
+    backed_off: AtomicBool,
+    /// Queue pairs with posted requests that wait for the next poll to be sent together.
+    deferred: Mutex<Vec<Weak<QpInner>>>,
+    deferred_any: AtomicBool,
+    /// Sockets in `data`.
+    connections: AtomicUsize,
+}
+
+impl Engine {
+    /// The engine of this process; its thread is started at the first call.
+    pub(crate) fn get() -> Result<&'static Self> {
+        static ENGINE: OnceLock<Engine> = OnceLock::new();
+        static START: Mutex<()> = Mutex::new(());
+        if let Some(engine) = ENGINE.get() {
+            return Ok(engine);
+        }
+        let _one_starts = START.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = ENGINE.get() {
+            return Ok(engine);
+        }
+        let engine = ENGINE.get_or_init({
+            let new = Self::new()?;
+            move || new
+        });
+        thread::start(engine)?;
+        Ok(engine)
+    }
+
+    fn new() -> Result<Self> {
+        let os = |call: &'static str| move |errno: nix::Error| Error::os(call, errno as i32);
+        let control = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os("epoll_create1"))?;
+        let data = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os("epoll_create1"))?;
+        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(os("eventfd"))?;
+        control
+            .add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE.as_u64()))
+            .map_err(os("epoll_ctl"))?;
+        control
+            .add(&data.0, EpollEvent::new(EpollFlags::empty(), DATA.as_u64()))
+            .map_err(os("epoll_ctl"))?;
+        Ok(Self {
+            control,
+            data,
+            wake,
+            epoch: Instant::now(),
+            sources: Sources::default(),
+            timers: Mutex::default(),
+            polls: AtomicU64::new(0),
+            armed: AtomicUsize::new(0),
+            backed_off: AtomicBool::new(false),
+            deferred: Mutex::default(),
+            deferred_any: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+        })
+    }
+
+    /// The present moment.
+    pub(crate) fn now(&self) -> Time {
+        Time::new(self.epoch.elapsed())
+    }
+
+    fn set(&self, set: Set) -> &Epoll {
+        match set {
+            Set::Control => &self.control,
+            Set::Data => &self.data,
+        }
+    }
+
+    /// Watches a socket; `interest` is level-triggered.
+    pub(crate) fn watch(
+        &self,
+        set: Set,
+        token: Token,
+        fd: BorrowedFd<'_>,
+        interest: EpollFlags,
+    ) -> Result<()> {
+        self.set(set)
+            .add(fd, EpollEvent::new(interest, token.as_u64()))
+            .map_err(|errno| Error::os("epoll_ctl", errno as i32))?;
+        if set == Set::Data {
+            self.connections.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Changes what a watched socket is watched for.
+    pub(crate) fn rewatch(&self, set: Set, token: Token, fd: BorrowedFd<'_>, interest: EpollFlags) {
+        let mut event = EpollEvent::new(interest, token.as_u64());
+        // Cannot fail for a socket that is in the set.
+        let _ = self.set(set).modify(fd, &mut event);
+    }
+
+    /// Stops watching; to be called before the socket is closed.
+    pub(crate) fn unwatch(&self, set: Set, fd: BorrowedFd<'_>) {
+        if self.set(set).delete(fd).is_ok() && set == Set::Data {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Sockets of connected queue pairs.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Sets (or clears) the one timer of a source.
+    pub(crate) fn set_timer(&self, token: Token, at: Option<Time>) {
+        let mut timers = self.timers.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = timers.set(token, at);
+        drop(timers);
+        if earlier {
+            self.wake();
+        }
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.timers.lock().unwrap_or_else(PoisonError::into_inner).next()
+    }
+
+    fn run_timers(&self) {
+        let now = self.now();
+        loop {
+            let due = self.timers.lock().unwrap_or_else(PoisonError::into_inner).pop_due(now);
+            let Some(token) = due else { return };
+            if let Some(source) = self.sources.find(token) {
+                source.timeout(self, now);
+            }
+        }
+    }
+
+    /// Makes the engine's thread look again at what there is to do.
+    pub(crate) fn wake(&self) {
+        // Fails only if the counter is full, and then the thread is awake anyway.
+        let _ = self.wake.write(1);
+    }
+
+    /// An application thread polls: it does the work now.
+    pub(crate) fn note_poll(&self) {
+        // Lost increments are harmless: any change will do.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// A completion queue was armed: from now on nobody may be polling.
+    pub(crate) fn arm(&self) {
+        self.armed.fetch_add(1, Ordering::SeqCst);
+        if self.backed_off.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// A completion queue was notified or has gone.
+    pub(crate) fn disarm(&self) {
+        self.armed.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether application threads poll, so that work left for the next poll is done soon.
+    pub(crate) fn is_backed_off(&self) -> bool {
+        self.backed_off.load(Ordering::Relaxed)
+    }
+
+    /// Leaves sending to the next poll. If the engine stopped backing off meanwhile, it is done
+    /// here and now.
+    pub(crate) fn defer(&self, qp: &QpInner) {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(qp.weak());
+        // SeqCst pairs with `leave_back_off`: either that sees the flag or we see the change.
+        self.deferred_any.store(true, Ordering::SeqCst);
+        if !self.backed_off.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Sends what was deferred.
+    pub(crate) fn flush_deferred(&self) {
+        if !self.deferred_any.load(Ordering::Relaxed) {
+            return;
+        }
+        self.deferred_any.store(false, Ordering::SeqCst);
+        let mut todo: SmallVec<[Weak<QpInner>; 8]> = SmallVec::new();
+        todo.extend(self.deferred.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
+        for qp in todo {
+            if let Some(qp) = qp.upgrade() {
+                qp.flush_deferred();
+            }
+        }
+    }
+
+    /// Serves connections that are ready, on the calling thread. Returns how many there were.
+    pub(crate) fn poll_data(&self) -> usize {
+        let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
+        // An error cannot be cured here; the next call meets it again.
+        let _ = sys::epoll_wait(self.data.0.as_fd(), &mut ready, Some(Duration::ZERO));
+        self.serve(&ready);
+        ready.len()
+    }
+
+    fn serve(&self, ready: &[Ready]) {
+        for (source, readiness) in self.sources.find_all(ready) {
+            source.ready(self, EpollFlags::from_bits_truncate(readiness as i32));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The system calls of the data path that name memory by raw address. `unsafe` lives here so that
+//! the rest of the engine needs none.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use crate::mr_table::Pin;
+
+/// Most elements of one gather list (Linux's IOV_MAX).
+pub(crate) const MAX_IOV: usize = 1024;
+
+/// A gather or scatter list whose elements stay valid for `'a`: slices, or pieces of pinned
+/// memory regions.
+pub(crate) struct IoList<'a> {
+    iov: smallvec::SmallVec<[libc::iovec; 8]>,
+    pins: smallvec::SmallVec<[Pin<'a>; 4]>,
+    len: usize,
+}
+
+impl<'a> IoList<'a> {
+    pub(crate) fn new() -> Self {
+        Self { iov: smallvec::SmallVec::new(), pins: smallvec::SmallVec::new(), len: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.iov.len()
+    }
+
+    /// Adds octets to be sent.
+    pub(crate) fn push_out(&mut self, octets: &'a [u8]) {
+        self.push(octets.as_ptr().cast_mut(), octets.len());
+    }
+
+    /// Adds room to receive into.
+    pub(crate) fn push_in(&mut self, room: &'a mut [u8]) {
+        self.push(room.as_mut_ptr(), room.len());
+    }
+
+    /// Adds `len` octets at `addr` of a pinned region; the pin is held as long as the list.
+    /// The caller has checked that the range lies in the region (`Pin::range` did).
+    pub(crate) fn push_pinned(&mut self, pin: Pin<'a>, start: *mut u8, len: usize) {
+        self.pins.push(pin);
+        self.push(start, len);
+    }
+
+    fn push(&mut self, base: *mut u8, len: usize) {
+        if len > 0 {
+            self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+            self.len += len;
+        }
+    }
+
+    /// Gathers the list into the socket without blocking. Returns how many octets it took.
+    pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, end_of_record: bool) -> io::Result<usize> {
+        let mut flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        if end_of_record {
+            flags |= libc::MSG_EOR;
+        }
+        let sent = if let [only] = self.iov.as_slice() {
+            // SAFETY: the element comes from a slice borrowed for 'a or from a range that
+            // `Pin::range` checked, and its pin is held by `self`; the kernel only reads it and
+            // reports EFAULT for pages that are gone.
+            unsafe { libc::send(fd.as_raw_fd(), only.iov_base, only.iov_len, flags) }
+        } else {
+            // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = self.iov.as_mut_ptr();
+            message.msg_iovlen = self.iov.len().min(MAX_IOV) as _;
+            // SAFETY: as above, for each element; msg_iovlen does not exceed the list.
+            unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) }
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Receives into the list without blocking. Returns how many octets came; 0 is the end of
+    /// the stream.
+    pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let got = if let [only] = self.iov.as_slice() {
+            // SAFETY: the element comes from an exclusive slice borrowed for 'a or from a range
+            // that `Pin::range` checked in a region whose pin `self` holds; memory of regions is
+            // only ever accessed through raw pointers, so no reference is invalidated.
+            unsafe {
+                libc::recv(fd.as_raw_fd(), only.iov_base, only.iov_len, libc::MSG_DONTWAIT)
+            }
+        } else {
+            // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = self.iov.as_mut_ptr();
+            message.msg_iovlen = self.iov.len().min(MAX_IOV) as _;
+            // SAFETY: as above, for each element.
+            unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
+        };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+impl std::fmt::Debug for IoList<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoList").field("elements", &self.iov.len()).field("len", &self.len).finish()
+    }
+}
+
+/// One ready source: its token and its readiness.
+pub(crate) type Ready = (u64, u32);
+
+/// Waits for events of an epoll instance, with a timeout in nanoseconds (`None`: for ever).
+/// An interrupted wait counts as an empty one.
+pub(crate) fn epoll_wait(
+    epoll: BorrowedFd<'_>,
+    out: &mut smallvec::SmallVec<[Ready; 64]>,
+    timeout: Option<Duration>,
+) -> io::Result<()> {
+    const EVENTS: usize = 64;
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+    let capacity = libc::c_int::try_from(EVENTS).expect("a small constant");
+    let got = match timeout {
+        Some(Duration::ZERO) | None => {
+            let ms = if timeout.is_none() { -1 } else { 0 };
+            // SAFETY: `events` has room for `capacity` entries.
+            unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), capacity, ms) }
+        }
+        Some(limit) => {
+            let spec = libc::timespec {
+                tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: limit.subsec_nanos().into(),
+            };
+            // SAFETY: `events` has room for `capacity` entries, `spec` outlives the call, and a
+            // null signal mask leaves the mask alone.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    epoll.as_raw_fd(),
+                    events.as_mut_ptr(),
+                    capacity,
+                    &raw const spec,
+                    std::ptr::null::<libc::sigset_t>(),
+                    0_usize,
+                )
+                .try_into()
+                .unwrap_or(-1)
+            }
+        }
+    };
+    let Ok(got) = usize::try_from(got) else {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::EINTR) => Ok(()),
+            // A kernel before 5.11 has no epoll_pwait2: whole milliseconds, rounded up.
+            Some(libc::ENOSYS) => {
+                let limit = timeout.unwrap_or_default();
+                let ms = i32::try_from(limit.as_millis() + 1).unwrap_or(i32::MAX);
+                // SAFETY: as above.
+                let got = unsafe {
+                    libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), capacity, ms)
+                };
+                let got = usize::try_from(got).unwrap_or(0);
+                out.extend(events[..got].iter().map(|event| (event.u64, event.events)));
+                Ok(())
+            }
+            _ => Err(error),
+        };
+    };
+    out.extend(events[..got].iter().map(|event| (event.u64, event.events)));
+    Ok(())
+}
+
+/// Gives the calling thread a short scheduling slice (`sched_setattr`, SCHED_OTHER, kernel 6.12):
+/// it then preempts threads that spin instead of waiting for the end of theirs. Best effort.
+pub(crate) fn shorten_slice(slice: Duration) {
+    #[repr(C)]
+    struct SchedAttr {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let attr = SchedAttr {
+        size: 48,
+        policy: 0,
+        flags: 0,
+        nice: 0,
+        priority: 0,
+        runtime: u64::try_from(slice.as_nanos()).unwrap_or(0),
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: `attr` is laid out as version 0 of `struct sched_attr`, whose size it carries; the
+    // kernel only reads it.
+    unsafe {
+        libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+    }
+}
+
+/// Makes timed waits of the calling thread exact to about a microsecond instead of 50.
+pub(crate) fn exact_timers() {
+    // SAFETY: PR_SET_TIMERSLACK takes a number and touches no memory.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_usize);
+    }
+}

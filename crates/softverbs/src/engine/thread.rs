@@ -1,0 +1,98 @@
+//! The engine's own thread.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+use smallvec::SmallVec;
+
+use super::sys::{self, Ready};
+use super::{DATA, Engine, WAKE};
+use crate::error::{Error, Result};
+
+/// How often the thread looks at neglected connections while application threads poll: also the
+/// time after which it takes over when they stop.
+pub(crate) const BACK_OFF: Duration = Duration::from_micros(100);
+
+/// Its slice of a core: short, so that it preempts threads that spin on memory.
+const SLICE: Duration = Duration::from_micros(100);
+
+pub(super) fn start(engine: &'static Engine) -> Result<()> {
+    std::thread::Builder::new()
+        .name("softverbs".into())
+        .spawn(|| {
+            sys::exact_timers();
+            sys::shorten_slice(SLICE);
+            engine.run();
+        })
+        .map_err(|error| Error::os("pthread_create", error.raw_os_error().unwrap_or(11)))?;
+    Ok(())
+}
+
+impl Engine {
+    fn run(&self) {
+        let mut seen = self.polls.load(Ordering::Relaxed);
+        loop {
+            let polls = self.polls.load(Ordering::Relaxed);
+            let in_charge = polls == seen || self.armed.load(Ordering::SeqCst) > 0;
+            seen = polls;
+            let timer = self.next_timer().map(|at| at.saturating_since(self.now()));
+            let limit = if in_charge {
+                self.take_charge();
+                timer
+            } else {
+                self.backed_off.store(true, Ordering::SeqCst);
+                // A queue armed just before is served without waiting for the tick.
+                if self.armed.load(Ordering::SeqCst) > 0 {
+                    continue;
+                }
+                Some(timer.map_or(BACK_OFF, |timer| timer.min(BACK_OFF)))
+            };
+            let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
+            if sys::epoll_wait(self.control.0.as_fd(), &mut ready, limit).is_err() {
+                // Only a programming error gets here; do not spin on it.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let data = ready.iter().any(|&(token, _)| token == DATA.as_u64());
+            if ready.iter().any(|&(token, _)| token == WAKE.as_u64()) {
+                let _ = self.wake.read();
+            }
+            ready.retain(|(token, _)| *token != WAKE.as_u64() && *token != DATA.as_u64());
+            self.serve(&ready);
+            self.run_timers();
+            if in_charge {
+                let polled_meanwhile = self.polls.load(Ordering::Relaxed) != seen
+                    && self.armed.load(Ordering::SeqCst) == 0;
+                if data && !polled_meanwhile {
+                    self.poll_data();
+                }
+            } else {
+                self.flush_deferred();
+                self.serve_neglected();
+            }
+        }
+    }
+
+    /// From here on `data` wakes the thread.
+    fn take_charge(&self) {
+        self.backed_off.store(false, Ordering::SeqCst);
+        self.flush_deferred();
+        // One-shot: `data` stays ready while its sockets are, and must not keep waking a thread
+        // that has decided to leave it to others.
+        let mut arm =
+            EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, DATA.as_u64());
+        let _ = self.control.modify(&self.data.0, &mut arm);
+    }
+
+    /// Serves ready connections that no application thread has served since the last look.
+    fn serve_neglected(&self) {
+        let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
+        let _ = sys::epoll_wait(self.data.0.as_fd(), &mut ready, Some(Duration::ZERO));
+        for (source, readiness) in self.sources.find_all(&ready) {
+            if source.neglected() {
+                source.ready(self, EpollFlags::from_bits_truncate(readiness as i32));
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The end of a queue pair's connection.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::{Shutdown, shutdown};
+use softverbs_proto::fault::{Fault, PeerViolation};
+use softverbs_proto::iwarp::stream::CloseCause;
+use softverbs_proto::qp_state::QpState;
+use softverbs_proto::time::Time;
+use softverbs_proto::transmit::{Piece, TxBatch};
+use softverbs_proto::wr::{WcOpcode, WcStatus};
+
+use super::drive::Connection;
+use super::memory::QpMemory;
+use super::{Core, QpInner};
+use crate::async_event::{AsyncElement, AsyncEventKind};
+use crate::engine::sources::{Source, Token};
+use crate::engine::sys::IoList;
+use crate::engine::{Engine, Set};
+use crate::wr::Wc;
+
+/// How long a closed connection may take to deliver what TCP still holds, and to see the peer's
+/// end, before it is given up.
+const LINGER: Duration = Duration::from_secs(2);
+
+impl QpInner {
+    /// The stream has ended: everything is flushed, the socket is closed in good order, the
+    /// application is told.
+    pub(super) fn on_closed(&self, core: &mut Core, cause: Option<&CloseCause>) {
+        if core.state != QpState::Reset {
+            self.set_state(core, QpState::Err);
+        }
+        self.flush_receives(core);
+        let lost = matches!(cause, Some(CloseCause::Lost));
+        if let Some(connection) = core.connection.take() {
+            let pending =
+                if lost { Vec::new() } else { rest_of_stream(self, core, &connection) };
+            self.engine.set_timer(connection.token, None);
+            self.engine.unwatch(Set::Data, connection.socket.as_fd());
+            self.engine.sources.remove(connection.token);
+            if !lost {
+                Linger::start(self.engine, connection.socket, pending);
+            }
+        }
+        let raise = |kind| {
+            let events = &self.pd.context().inner().async_events;
+            events.push(kind, AsyncElement::Qp(self.qp_num), Some(&self.counter));
+        };
+        match cause {
+            Some(CloseCause::Fault(Fault::Peer(PeerViolation::Protection { .. }))) => {
+                raise(AsyncEventKind::QpAccessErr);
+            }
+            Some(CloseCause::Fault(Fault::Peer(_) | Fault::Malformed(_))) => {
+                raise(AsyncEventKind::QpReqErr);
+            }
+            Some(CloseCause::Fault(Fault::Local(_)) | CloseCause::PeerTerminated(_)) => {
+                raise(AsyncEventKind::QpFatal);
+            }
+            _ => {}
+        }
+        if self.srq.is_some() {
+            raise(AsyncEventKind::QpLastWqeReached);
+        }
+        if let Some(cm) = core.cm.take().as_ref().and_then(Weak::upgrade) {
+            cm.on_closed(cause);
+        }
+    }
+
+    /// Completes the receives that were posted to this queue pair with a flush error.
+    pub(super) fn flush_receives(&self, _core: &mut Core) {
+        if self.srq.is_some() {
+            return;
+        }
+        let flushed: Vec<Wc> = self
+            .rq
+            .drain()
+            .iter()
+            .map(|request| Wc {
+                wr_id: request.wr_id,
+                status: WcStatus::WrFlushErr,
+                opcode: WcOpcode::Recv,
+                qp_num: self.qp_num,
+                ..Wc::default()
+            })
+            .collect();
+        if !flushed.is_empty() {
+            self.recv_cq.push(&flushed, false);
+        }
+    }
+
+    /// `rdma_disconnect`: what TCP has taken is delivered, the rest is flushed.
+    pub(crate) fn disconnect(&self) {
+        let mut core = self.lock();
+        core.stream.disconnect(self.engine.now());
+        self.transmit(&mut core);
+    }
+
+    /// Moves to the error state and closes the connection.
+    pub(crate) fn abort(&self, cause: CloseCause) {
+        let mut core = self.lock();
+        self.abort_locked(&mut core, cause);
+    }
+
+    pub(super) fn abort_locked(
+        &self,
+        core: &mut std::sync::MutexGuard<'_, Core>,
+        cause: CloseCause,
+    ) {
+        core.stream.abort(cause);
+        self.set_state(core, QpState::Err);
+        self.transmit(core);
+        self.flush_receives(core);
+    }
+
+    /// The last handle is gone.
+    pub(super) fn destroy(&self) {
+        let mut core = self.lock();
+        core.stream.abort(CloseCause::Local);
+        self.transmit(&mut core);
+        drop(core);
+        self.send_cq.detach(&self.me);
+        self.send_cq.forget(self.qp_num);
+        self.recv_cq.detach(&self.me);
+        self.recv_cq.forget(self.qp_num);
+    }
+}
+
+/// What TCP has to get before the connection is closed: the rest of a frame that it has in part,
+/// and the Terminate message behind it. Copied, since the memory of flushed requests belongs to
+/// the application again.
+fn rest_of_stream(qp: &QpInner, core: &mut Core, connection: &Connection) -> Vec<u8> {
+    let mut memory = QpMemory::new(qp);
+    let mut out = Vec::new();
+    if connection.sent > 0 {
+        let ends = connection.batch.frame_ends();
+        let frame = ends.iter().position(|&end| end >= connection.sent);
+        if let Some(frame) = frame
+            && !copy_range(
+                &memory,
+                &connection.batch,
+                connection.sent..ends[frame],
+                &mut out,
+            )
+        {
+            // Memory has gone in the middle of a frame: nothing more can be said to the peer.
+            return Vec::new();
+        }
+    }
+    let mut last = TxBatch::new();
+    core.stream.poll_transmit(qp.engine.now(), &mut memory, &mut last, 4096, 64);
+    let all = 0..last.len();
+    copy_range(&memory, &last, all, &mut out);
+    out
+}
+
+fn copy_range(
+    memory: &QpMemory<'_>,
+    batch: &TxBatch,
+    range: std::ops::Range<usize>,
+    out: &mut Vec<u8>,
+) -> bool {
+    let mut position = 0;
+    for piece in batch.pieces() {
+        let (from, to) = (range.start.max(position), range.end.min(position + piece.len()));
+        if from < to {
+            let (skip, len) = (from - position, to - from);
+            match *piece {
+                Piece::Scratch { start, .. } => {
+                    out.extend_from_slice(&batch.scratch()[start + skip..start + skip + len]);
+                }
+                Piece::Memory { key, addr, .. } => {
+                    let at = out.len();
+                    out.resize(at + len, 0);
+                    let read = memory.regions().read(
+                        key,
+                        addr + skip as u64,
+                        &mut out[at..],
+                        memory.pd(),
+                    );
+                    if read.is_err() {
+                        return false;
+                    }
+                }
+            }
+        }
+        position += piece.len();
+    }
+    true
+}
+
+/// A socket whose stream has ended: sends what is left, says so with a FIN, and reads until the
+/// peer's FIN, since closing with unread octets would reset the connection and take what the peer
+/// has not read yet with it.
+pub(crate) struct Linger {
+    state: Mutex<LingerState>,
+}
+
+struct LingerState {
+    socket: Option<OwnedFd>,
+    token: Option<Token>,
+    pending: Vec<u8>,
+    sent: usize,
+    finished: bool,
+}
+
+impl Linger {
+    /// Takes over a socket that no epoll set holds any more.
+    pub(crate) fn start(engine: &Engine, socket: OwnedFd, pending: Vec<u8>) {
+        let linger = Arc::new(Self {
+            state: Mutex::new(LingerState {
+                socket: Some(socket),
+                token: None,
+                pending,
+                sent: 0,
+                finished: false,
+            }),
+        });
+        let mut state = linger.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.progress() {
+            return;
+        }
+        let token = engine.sources.add(linger.clone());
+        state.token = Some(token);
+        let watched = state.socket.as_ref().is_some_and(|socket| {
+            let interest = if state.finished {
+                EpollFlags::EPOLLIN
+            } else {
+                EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT
+            };
+            engine.watch(Set::Control, token, socket.as_fd(), interest).is_ok()
+        });
+        if watched {
+            engine.set_timer(token, Some(engine.now() + LINGER));
+        } else {
+            state.socket = None;
+            drop(state);
+            engine.sources.remove(token);
+        }
+    }
+}
+
+impl LingerState {
+    /// Whether all is done.
+    fn progress(&mut self) -> bool {
+        let Some(socket) = &self.socket else { return true };
+        let fd = socket.as_fd();
+        while self.sent < self.pending.len() {
+            let mut list = IoList::new();
+            list.push_out(&self.pending[self.sent..]);
+            match list.send(fd, false) {
+                Ok(octets) => self.sent += octets,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(_) => return true,
+            }
+        }
+        if self.sent == self.pending.len() && !self.finished {
+            self.finished = true;
+            if shutdown(socket.as_raw_fd(), Shutdown::Write).is_err() {
+                return true;
+            }
+        }
+        drain(fd)
+    }
+}
+
+/// Reads and forgets. Whether the stream has ended.
+fn drain(fd: BorrowedFd<'_>) -> bool {
+    let mut bin = [0; 16 << 10];
+    for _ in 0..64 {
+        let mut list = IoList::new();
+        list.push_in(&mut bin);
+        match list.receive(fd) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
+            Err(_) => return true,
+        }
+    }
+    false
+}
+
+impl Source for Linger {
+    fn ready(&self, engine: &Engine, _: EpollFlags) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.finished;
+        let done = state.progress();
+        let Some(token) = state.token else { return };
+        if done {
+            if let Some(socket) = state.socket.take() {
+                engine.unwatch(Set::Control, socket.as_fd());
+            }
+            drop(state);
+            engine.set_timer(token, None);
+            engine.sources.remove(token);
+        } else if state.finished && !before
+            && let Some(socket) = &state.socket
+        {
+            engine.rewatch(Set::Control, token, socket.as_fd(), EpollFlags::EPOLLIN);
+        }
+    }
+
+    fn timeout(&self, engine: &Engine, _: Time) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(socket) = state.socket.take() {
+            engine.unwatch(Set::Control, socket.as_fd());
+        }
+        if let Some(token) = state.token {
+            drop(state);
+            engine.sources.remove(token);
+        }
+    }
+}

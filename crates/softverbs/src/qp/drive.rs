@@ -1,0 +1,412 @@
+//! The work on a connection: receive and place, transmit, hand out the results. Done by whichever
+//! thread holds the queue pair's lock.
+
+use std::cell::RefCell;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, Weak};
+
+use nix::sys::epoll::EpollFlags;
+use smallvec::SmallVec;
+use softverbs_proto::fault::{Fault, LocalFault};
+use softverbs_proto::iwarp::negotiate::Negotiated;
+use softverbs_proto::iwarp::stream::{CloseCause, FpduSizing, Role, StreamEvent};
+use softverbs_proto::memory::{Access, MemoryFault};
+use softverbs_proto::qp_state::QpState;
+use softverbs_proto::time::Time;
+use softverbs_proto::transmit::{Piece, TxBatch};
+
+use super::memory::QpMemory;
+use super::{Core, QpInner};
+use crate::cm::IdShared;
+use crate::engine::sources::{Source, Token};
+use crate::engine::sys::{IoList, MAX_IOV};
+use crate::engine::{Engine, Set};
+use crate::error::Result;
+use crate::wr::Wc;
+
+/// Octets received at once when they cannot go straight to their place.
+const STAGING: usize = 64 << 10;
+/// Payload from this size on goes straight to its place.
+const DIRECT_MIN: usize = 4096;
+/// Room behind a direct payload: its trailer and the next header, but little of the next
+/// payload, which would have to be copied.
+const DIRECT_TAIL: usize = 64;
+/// Octets gathered for one system call.
+const BATCH_LEN: usize = 1 << 20;
+/// System calls on one connection before another one gets its turn.
+const BUDGET: usize = 32;
+/// A batch buffer that has grown beyond this is not kept by an idle connection.
+const KEEP_CAPACITY: usize = 512;
+
+thread_local! {
+    static STAGE: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGING].into_boxed_slice());
+    static BATCH: RefCell<TxBatch> = const { RefCell::new(TxBatch::new()) };
+}
+
+/// The TCP connection of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(super) socket: OwnedFd,
+    pub(super) token: Token,
+    /// Frames that TCP has not taken completely.
+    pub(super) batch: TxBatch,
+    pub(super) sent: usize,
+    /// epoll tells when the socket takes more.
+    waiting_for_room: bool,
+    /// Frames start on segment boundaries: one record each.
+    mpa_aware: bool,
+    timer: Option<Time>,
+}
+
+enum Sent {
+    /// TCP took this many octets.
+    Took(usize),
+    Blocked,
+    Lost,
+    /// Memory of a request has gone.
+    Gone(MemoryFault),
+}
+
+impl QpInner {
+    /// Starts FPDU mode on a TCP connection whose MPA start-up is complete. `early` octets of the
+    /// stream arrived with the last start-up frame.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one agreement")]
+    pub(crate) fn attach(
+        &self,
+        socket: OwnedFd,
+        role: Role,
+        negotiated: Negotiated,
+        sizing: FpduSizing,
+        early: &[u8],
+        cm: Weak<IdShared>,
+    ) -> Result<()> {
+        let engine = self.engine;
+        let source: Arc<dyn Source> = self.me.upgrade().expect("called on a living queue pair");
+        let mut core = self.lock();
+        let token = engine.sources.add(source);
+        if let Err(error) = engine.watch(Set::Data, token, socket.as_fd(), EpollFlags::EPOLLIN) {
+            engine.sources.remove(token);
+            return Err(error);
+        }
+        let now = engine.now();
+        core.connection = Some(Connection {
+            socket,
+            token,
+            batch: TxBatch::new(),
+            sent: 0,
+            waiting_for_room: false,
+            mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
+            timer: None,
+        });
+        core.cm = Some(cm);
+        core.stream.attach(now, role, negotiated, sizing);
+        if matches!(core.state, QpState::Init | QpState::Rtr) {
+            self.set_state(&mut core, QpState::Rts);
+        }
+        if !early.is_empty() {
+            core.stream.on_bytes(now, &mut QpMemory::new(self), early);
+        }
+        self.work(&mut core);
+        Ok(())
+    }
+
+    /// An application thread polls: does the work, unless another thread is at it.
+    pub(crate) fn drive(&self) {
+        if let Ok(mut core) = self.core.try_lock() {
+            self.driven
+                .store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            self.work(&mut core);
+        }
+    }
+
+    /// Sends what posting left for the next poll.
+    pub(crate) fn flush_deferred(&self) {
+        if self.deferred.swap(false, Ordering::AcqRel) {
+            let mut core = self.lock();
+            self.transmit(&mut core);
+        }
+    }
+
+    /// Receives, transmits, hands out.
+    fn work(&self, core: &mut MutexGuard<'_, Core>) {
+        if core.connection.is_some() {
+            self.receive(core);
+        }
+        self.transmit(core);
+    }
+
+    /// Transmits what may be transmitted, and hands out the results.
+    pub(super) fn transmit(&self, core: &mut MutexGuard<'_, Core>) {
+        if core.connection.is_some() {
+            self.send_frames(core);
+        }
+        self.settle(core);
+    }
+
+    fn receive(&self, core: &mut Core) {
+        let mut memory = QpMemory::new(self);
+        STAGE.with_borrow_mut(|stage| {
+            for _ in 0..BUDGET {
+                let Some(connection) = &core.connection else { return };
+                let direct: usize =
+                    core.stream.direct().map_or(0, |d| d.iter().map(|&(_, _, len)| len).sum());
+                let mut list = IoList::new();
+                let mut placed_most = 0;
+                if direct >= DIRECT_MIN
+                    && let Some(pieces) = core.stream.direct()
+                {
+                    for &(key, addr, len) in pieces {
+                        let Ok((pin, start)) =
+                            memory.regions().iovec(key, addr, len, Access::LOCAL_WRITE, memory.pd())
+                        else {
+                            // Deregistered in the middle of a message: let the stream find out.
+                            break;
+                        };
+                        list.push_pinned(pin, start, len);
+                        placed_most += len;
+                        if list.elements() == MAX_IOV - 1 {
+                            break;
+                        }
+                    }
+                }
+                let all_direct = direct > 0 && placed_most == direct;
+                let room = if placed_most == 0 {
+                    STAGING
+                } else if all_direct {
+                    DIRECT_TAIL
+                } else {
+                    0
+                };
+                list.push_in(&mut stage[..room]);
+                let asked = list.len();
+                let got = list.receive(connection.socket.as_fd());
+                drop(list);
+                let now = self.engine.now();
+                match got {
+                    Ok(0) => {
+                        core.stream.on_eof(now, false);
+                        return;
+                    }
+                    Ok(got) => {
+                        let placed = got.min(placed_most);
+                        if placed > 0 {
+                            core.stream.on_direct(now, &mut memory, placed);
+                        }
+                        if got > placed {
+                            core.stream.on_bytes(now, &mut memory, &stage[..got - placed]);
+                        }
+                        if got < asked {
+                            return;
+                        }
+                    }
+                    Err(error) if is_retry(&error) => return,
+                    Err(_) => {
+                        core.stream.on_eof(now, true);
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    fn send_frames(&self, core: &mut Core) {
+        let mut memory = QpMemory::new(self);
+        let now = self.engine.now();
+        for _ in 0..BUDGET {
+            let Some(connection) = &mut core.connection else { return };
+            if connection.batch.is_empty() {
+                if !core.stream.wants_transmit() {
+                    break;
+                }
+                if connection.batch.capacity() == 0 {
+                    connection.batch = BATCH.take();
+                }
+                core.stream.poll_transmit(
+                    now,
+                    &mut memory,
+                    &mut connection.batch,
+                    BATCH_LEN,
+                    MAX_IOV - 8,
+                );
+                connection.sent = 0;
+                if connection.batch.is_empty() {
+                    break;
+                }
+            }
+            match connection.send(&memory) {
+                Sent::Took(octets) => core.stream.on_transmitted(octets),
+                Sent::Blocked => {
+                    connection.wait_for_room(self.engine, true);
+                    self.set_timer(core);
+                    return;
+                }
+                Sent::Lost => {
+                    core.stream.on_eof(now, true);
+                    return;
+                }
+                Sent::Gone(fault) => {
+                    core.stream.abort(CloseCause::Fault(Fault::Local(LocalFault::Protection(fault))));
+                    return;
+                }
+            }
+        }
+        if let Some(connection) = &mut core.connection {
+            let more = !connection.batch.is_empty() || core.stream.wants_transmit();
+            connection.wait_for_room(self.engine, more);
+            if connection.batch.is_empty() && connection.batch.capacity() > KEEP_CAPACITY {
+                BATCH.set(std::mem::take(&mut connection.batch));
+            }
+        }
+        self.set_timer(core);
+    }
+
+    fn set_timer(&self, core: &mut Core) {
+        let deadline = core.stream.deadline();
+        if let Some(connection) = &mut core.connection
+            && connection.timer != deadline
+        {
+            connection.timer = deadline;
+            self.engine.set_timer(connection.token, deadline);
+        }
+    }
+
+    /// Hands out events and completions.
+    fn settle(&self, core: &mut MutexGuard<'_, Core>) {
+        while let Some(event) = core.stream.poll_event() {
+            match event {
+                StreamEvent::Established => {
+                    // Before the completions of what arrived with it.
+                    if let Some(cm) = core.cm.as_ref().and_then(Weak::upgrade) {
+                        cm.on_established();
+                    }
+                }
+                StreamEvent::Closed { cause } => {
+                    self.hand_out(core);
+                    self.on_closed(core, cause.as_ref());
+                }
+            }
+        }
+        self.hand_out(core);
+        if core.state == QpState::Rts
+            && (self.send_cq.has_overrun() || self.recv_cq.has_overrun())
+        {
+            core.stream.abort(CloseCause::Local);
+            self.settle(core);
+        }
+    }
+
+    fn hand_out(&self, core: &mut Core) {
+        let mut ready: SmallVec<[Wc; 8]> = SmallVec::new();
+        while let Some(completion) = core.stream.poll_send_completion() {
+            ready.push(Wc::new(&completion, self.qp_num));
+        }
+        if !ready.is_empty() {
+            self.send_cq.push(&ready, false);
+            ready.clear();
+        }
+        let mut solicited = false;
+        while let Some(completion) = core.stream.poll_recv_completion() {
+            solicited |= completion.solicited;
+            ready.push(Wc::new(&completion, self.qp_num));
+        }
+        if !ready.is_empty() {
+            self.recv_cq.push(&ready, solicited);
+        }
+    }
+}
+
+fn is_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+impl Connection {
+    /// Gives TCP what it takes of the batch, in one system call.
+    fn send(&mut self, memory: &QpMemory<'_>) -> Sent {
+        let mut skip = self.sent;
+        // With records each call ends with a frame.
+        let stop = if self.mpa_aware {
+            let ends = self.batch.frame_ends();
+            ends.iter().copied().find(|&end| end > self.sent).unwrap_or(self.batch.len())
+        } else {
+            self.batch.len()
+        };
+        let mut left = stop - self.sent;
+        let mut list = IoList::new();
+        for piece in self.batch.pieces() {
+            let len = piece.len();
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let take = (len - skip).min(left);
+            match *piece {
+                Piece::Scratch { start, .. } => {
+                    list.push_out(&self.batch.scratch()[start + skip..start + skip + take]);
+                }
+                Piece::Memory { key, addr, .. } => {
+                    let addr = addr + skip as u64;
+                    match memory.regions().iovec(key, addr, take, Access::empty(), memory.pd()) {
+                        Ok((pin, start)) => list.push_pinned(pin, start, take),
+                        Err(fault) => return Sent::Gone(fault),
+                    }
+                }
+            }
+            left -= take;
+            skip = 0;
+            if left == 0 || list.elements() == MAX_IOV {
+                break;
+            }
+        }
+        let result = list.send(self.socket.as_fd(), self.mpa_aware);
+        drop(list);
+        match result {
+            Ok(octets) => {
+                self.sent += octets;
+                if self.sent == self.batch.len() {
+                    self.batch.clear();
+                    self.sent = 0;
+                }
+                Sent::Took(octets)
+            }
+            Err(error) if is_retry(&error) => Sent::Blocked,
+            Err(_) => Sent::Lost,
+        }
+    }
+
+    fn wait_for_room(&mut self, engine: &Engine, wait: bool) {
+        if self.waiting_for_room != wait {
+            self.waiting_for_room = wait;
+            let mut interest = EpollFlags::EPOLLIN;
+            interest.set(EpollFlags::EPOLLOUT, wait);
+            engine.rewatch(Set::Data, self.token, self.socket.as_fd(), interest);
+        }
+    }
+}
+
+impl Source for QpInner {
+    fn ready(&self, _engine: &Engine, _readiness: EpollFlags) {
+        // Whoever holds the lock is doing this work.
+        if let Ok(mut core) = self.core.try_lock() {
+            self.work(&mut core);
+        }
+    }
+
+    fn timeout(&self, engine: &Engine, now: Time) {
+        let mut core = self.lock();
+        if let Some(connection) = &mut core.connection {
+            connection.timer = None;
+        }
+        if core.stream.deadline().is_some_and(|deadline| deadline <= now) {
+            core.stream.on_timeout(now);
+        }
+        self.work(&mut core);
+        let _ = engine;
+    }
+
+    fn neglected(&self) -> bool {
+        let driven = self.driven.load(Ordering::Relaxed);
+        self.driven_seen.swap(driven, Ordering::Relaxed) == driven
+    }
+}
