@@ -1,0 +1,51 @@
+//! What the user typed, and nothing else: which option exists, under which names, with which help.
+//! What it all means together is decided in [`crate::plan`].
+
+mod devices;
+mod ping;
+mod size;
+mod traffic;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use devices::DevicesArgs;
+pub(crate) use ping::PingArgs;
+pub(crate) use size::{parse_seconds, parse_size};
+pub(crate) use traffic::{BwArgs, LatArgs, TrafficArgs, TransportArg};
+
+/// RDMA verbs in software: list devices, measure, and test reachability.
+///
+/// Needs no RDMA hardware, no kernel module and no privilege: every network interface that has an
+/// address is an RDMA device here, and speaks iWARP over TCP to other machines, whether they run
+/// this software, the siw driver of Linux or an RDMA network card.
+#[derive(Debug, Parser)]
+#[command(name = "softverbs", version, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  softverbs devices                    which devices there are
+  softverbs bw                         write bandwidth over loopback, both ends started here
+  softverbs lat write                  write latency over loopback
+  softverbs bw --server                wait for one client on port 18515 ...
+  softverbs bw read 192.0.2.7          ... and measure from another machine
+  softverbs ping 192.0.2.7 -C 3 -v     ping an `rping -s`, or a `softverbs ping --server`
+
+Exit status: 0 success, 1 the run failed, 2 wrong usage.";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the RDMA devices of this machine
+    Devices(DevicesArgs),
+    /// Measure bandwidth
+    Bw(BwArgs),
+    /// Measure latency
+    Lat(LatArgs),
+    /// Exchange data with an `rping` of rdma-core, or with another `softverbs ping`
+    Ping(PingArgs),
+}

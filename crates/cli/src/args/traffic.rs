@@ -1,0 +1,174 @@
+//! Options of `softverbs bw` and `softverbs lat`.
+//!
+//! Everything that both ends must agree on is an `Option` here, because a server has to know
+//! whether its user asked for a value or took what the client brings.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{parse_seconds, parse_size};
+
+/// Measure bandwidth between two machines, or on this one.
+///
+/// Without an address both ends run here, over loopback. `--server` waits for a client, an
+/// ADDRESS is the server to measure against. The client's options rule; an option that is also
+/// given to the server must be the same there.
+#[derive(Debug, Args)]
+#[command(after_help = BW_EXAMPLES, override_usage = "softverbs bw [OPTIONS] [write|read|send]\n       \
+    softverbs bw [OPTIONS] [write|read|send] ADDRESS\n       \
+    softverbs bw [OPTIONS] --server [write|read|send]")]
+pub(crate) struct BwArgs {
+    /// What bw and lat share.
+    #[command(flatten)]
+    pub(crate) common: TrafficArgs,
+
+    /// Messages that one queue pair may have under way [default: 128]
+    #[arg(short, long, value_name = "DEPTH", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub(crate) tx_depth: Option<u32>,
+
+    /// Queue pairs [default: 1]
+    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=16384))]
+    pub(crate) qps: Option<u16>,
+
+    /// Transfer both ways at once and report the sum
+    #[arg(short, long)]
+    pub(crate) bidirectional: bool,
+
+    /// Ask for one completion every COUNT messages [default: by size]
+    #[arg(short = 'Q', long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) cq_mod: Option<u16>,
+}
+
+/// Measure latency between two machines, or on this one.
+///
+/// write and send: half of the round trip of a ping-pong. read: the whole of it, as ib_read_lat
+/// reports it. Without an address both ends run here, over loopback. `--server` waits for a
+/// client, an ADDRESS is the server to measure against.
+#[derive(Debug, Args)]
+#[command(after_help = LAT_EXAMPLES, override_usage = "softverbs lat [OPTIONS] [write|read|send]\n       \
+    softverbs lat [OPTIONS] [write|read|send] ADDRESS\n       \
+    softverbs lat [OPTIONS] --server [write|read|send]")]
+pub(crate) struct LatArgs {
+    /// What bw and lat share.
+    #[command(flatten)]
+    pub(crate) common: TrafficArgs,
+}
+
+/// Options that `bw` and `lat` share.
+#[derive(Debug, Args)]
+pub(crate) struct TrafficArgs {
+    /// The verb (write, read or send; default: write for bw, send for lat) and the server
+    #[arg(value_name = "VERB] [ADDRESS", num_args = 0..=2)]
+    pub(crate) words: Vec<String>,
+
+    /// Octets of a message; K, M and G are powers of 1024 [default: 64K for bw, 8 for lat]
+    #[arg(short, long, value_parser = parse_size, conflicts_with = "all")]
+    pub(crate) size: Option<u64>,
+
+    /// Every power of two from 2 octets to 8 MiB
+    #[arg(short, long)]
+    pub(crate) all: bool,
+
+    /// Messages a queue pair, each size [default: 5000 for bw, 1000 for lat]
+    #[arg(short = 'n', long, value_name = "COUNT", conflicts_with = "duration",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    pub(crate) iters: Option<u64>,
+
+    /// Run for this long instead, each size
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) duration: Option<Duration>,
+
+    /// Sleep until a completion instead of polling (not for `lat write`)
+    #[arg(short, long)]
+    pub(crate) events: bool,
+
+    /// Hand messages up to this size over inline [default: 0 for bw, 64 for lat]
+    #[arg(short = 'I', long, value_name = "SIZE", value_parser = clap::value_parser!(u16))]
+    pub(crate) inline: Option<u16>,
+
+    /// Longest FPDU to send (iWARP) [default: what the route's MTU suggests]
+    #[arg(short = 'm', long, value_name = "OCTETS", value_parser = clap::value_parser!(u16).range(128..))]
+    pub(crate) fpdu: Option<u16>,
+
+    /// Ask for CRC32C on every FPDU (iWARP)
+    #[arg(long)]
+    pub(crate) crc: bool,
+
+    /// Fill every message with a pattern and verify it where it arrives
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    /// Port; 0 lets a server take any that is free and print it
+    #[arg(short, long, default_value_t = 18515)]
+    pub(crate) port: u16,
+
+    /// Transport
+    #[arg(long, value_enum, default_value_t = TransportArg::Iwarp)]
+    pub(crate) transport: TransportArg,
+
+    /// Use this device (see `softverbs devices`)
+    #[arg(short, long, conflicts_with = "bind")]
+    pub(crate) device: Option<String>,
+
+    /// Use this local address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) bind: Option<IpAddr>,
+
+    /// Wait for a client, serve it, exit
+    #[arg(long)]
+    pub(crate) server: bool,
+
+    /// Server: serve one client after the other until interrupted
+    #[arg(long, alias = "serve-forever", requires = "server")]
+    pub(crate) persistent: bool,
+
+    /// Server: give up if no client came in this time
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "server")]
+    pub(crate) wait: Option<Duration>,
+
+    /// Server: also write the port to this file
+    #[arg(long, value_name = "FILE", requires = "server")]
+    pub(crate) port_file: Option<PathBuf>,
+
+    /// Exchange parameters over a plain TCP connection instead of the RDMA CM
+    #[arg(long)]
+    pub(crate) tcp_exchange: bool,
+
+    /// Seconds without an answer after which the other end counts as dead
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    pub(crate) timeout: Duration,
+
+    /// Print one JSON object a line instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The transports that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportArg {
+    /// iWARP over TCP
+    Iwarp,
+}
+
+const BW_EXAMPLES: &str = "\
+Examples:
+  softverbs bw                         64 KiB writes over loopback
+  softverbs bw -a                      all sizes
+  softverbs bw send -s 4K -q 8 -b      sends both ways on eight queue pairs
+  softverbs bw --server --persistent   serve clients until Ctrl-C ...
+  softverbs bw read 192.0.2.7 -D 10    ... and read from there for ten seconds
+  softverbs bw --check --json          verify the payload, print JSON
+
+Exit status: 0 success, 1 the run failed, 2 wrong usage.";
+
+const LAT_EXAMPLES: &str = "\
+Examples:
+  softverbs lat                        8-octet sends over loopback
+  softverbs lat write -s 64            64-octet writes
+  softverbs lat --server               wait for one client ...
+  softverbs lat read 192.0.2.7         ... and measure reads from another machine
+
+Exit status: 0 success, 1 the run failed, 2 wrong usage.";

@@ -1,0 +1,75 @@
+//! How the two ends agree: messages of a fixed layout (documented in `docs/exchange.md`), carried
+//! by the RDMA CM and Sends, or by a plain TCP connection.
+
+mod cm;
+mod message;
+mod tcp;
+mod wire;
+
+use std::time::Duration;
+
+pub(crate) use cm::CmControl;
+pub(crate) use message::{LaneKeys, Message, RoundResult};
+pub(crate) use tcp::TcpControl;
+
+use crate::failure::{Failure, Outcome};
+
+/// The connection that carries the exchange.
+#[derive(Debug)]
+pub(crate) enum Control {
+    /// Sends on a queue pair of its own.
+    Cm(CmControl),
+    /// A TCP connection.
+    Tcp(TcpControl),
+}
+
+impl Control {
+    /// Sends a message.
+    pub(crate) fn send(&mut self, message: &Message) -> Outcome<()> {
+        match self {
+            Self::Cm(control) => control.send(message),
+            Self::Tcp(control) => control.send(message),
+        }
+    }
+
+    /// Waits for a message. A refusal, of whatever, is a failure.
+    pub(crate) fn receive(&mut self, timeout: Duration) -> Outcome<Message> {
+        let message = match self {
+            Self::Cm(control) => control.receive(timeout),
+            Self::Tcp(control) => control.receive(timeout),
+        }?;
+        match message {
+            Message::Refuse(reason) => Err(Failure::run(format!("refused by the peer: {reason}"))),
+            message => Ok(message),
+        }
+    }
+
+    /// Ends the conversation in order.
+    pub(crate) fn close(self) {
+        match self {
+            Self::Cm(control) => control.close(),
+            Self::Tcp(control) => drop(control),
+        }
+    }
+}
+
+/// A message came that makes no sense now.
+pub(crate) fn unexpected(message: &Message, instead_of: &str) -> Failure {
+    Failure::run(format!(
+        "the peer sent {} instead of {instead_of}",
+        message.name()
+    ))
+}
+
+/// No message came.
+pub(crate) fn silence(timeout: Duration) -> Failure {
+    Failure::run(format!(
+        "no answer from the peer for {} s",
+        timeout.as_secs_f64()
+    ))
+}
+
+/// The connection ended.
+pub(crate) fn lost() -> Failure {
+    Failure::run("the connection to the peer was lost")
+}

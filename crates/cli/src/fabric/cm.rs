@@ -1,0 +1,160 @@
+//! Events with time limits, and connecting.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use softverbs::cm::{CmEvent, CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
+
+use crate::deadline::Deadline;
+use crate::exchange::Message;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+
+/// `errno` values that connections end with.
+mod errno {
+    pub(super) const ECONNRESET: i32 = 104;
+    pub(super) const ETIMEDOUT: i32 = 110;
+    pub(super) const ECONNREFUSED: i32 = 111;
+}
+
+/// An event channel, and the limit of patience.
+#[derive(Debug)]
+pub(crate) struct Cm {
+    /// Delivers the events of all identifiers of one end.
+    pub(crate) channel: EventChannel,
+    /// How long a peer may take to answer.
+    pub(crate) timeout: Duration,
+}
+
+/// What is waited for, in words for the user.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// The event.
+    pub(crate) kind: EventKind,
+    /// As in "no answer while connecting".
+    pub(crate) doing: &'static str,
+}
+
+impl Cm {
+    /// A channel of its own.
+    pub(crate) fn new(timeout: Duration) -> Outcome<Self> {
+        Ok(Self {
+            channel: EventChannel::new()?,
+            timeout,
+        })
+    }
+
+    /// A new identifier with these options, and with time limits that suit the user's.
+    pub(crate) fn id(&self, options: &[CmOption]) -> Outcome<CmId> {
+        let id = CmId::new(&self.channel, PortSpace::Tcp, 0)?;
+        id.set_option(CmOption::ConnectTimeout(self.timeout))?;
+        id.set_option(CmOption::ReplyTimeout(self.timeout))?;
+        // A peer that vanished is given up after about three times the idle time.
+        let idle = (self.timeout / 3).max(Duration::from_secs(1));
+        id.set_option(CmOption::Keepalive(Some(idle)))?;
+        for option in options {
+            id.set_option(*option)?;
+        }
+        Ok(id)
+    }
+
+    /// The next event before the deadline.
+    pub(crate) fn next(&self, deadline: Deadline) -> Outcome<Option<CmEvent>> {
+        loop {
+            interrupt::check()?;
+            if let Some(event) = self.channel.get_event(Some(deadline.slice()))? {
+                return Ok(Some(event));
+            }
+            if deadline.passed() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits for an event of `id`. Any other event of it is a failure; events of other identifiers
+    /// are not expected and dropped.
+    pub(crate) fn wait(&self, id: &CmId, wanted: Wanted) -> Outcome<CmEvent> {
+        let deadline = Deadline::after(self.timeout);
+        loop {
+            let Some(event) = self.next(deadline)? else {
+                return Err(Failure::run(format!(
+                    "no answer within {} s while {}",
+                    self.timeout.as_secs_f64(),
+                    wanted.doing
+                )));
+            };
+            if !event.id().same_as(id) {
+                continue;
+            }
+            if event.kind() == wanted.kind {
+                return Ok(event);
+            }
+            return Err(unwanted(&event, wanted.doing));
+        }
+    }
+}
+
+/// A connection that is being set up from this end.
+#[derive(Debug)]
+pub(crate) struct Dial<'a> {
+    cm: &'a Cm,
+    /// Identifier with a route; queue pairs are made on it before [`connect`](Self::connect).
+    pub(crate) id: CmId,
+}
+
+impl<'a> Dial<'a> {
+    /// Finds the way to `peer`.
+    pub(crate) fn resolve(
+        cm: &'a Cm,
+        peer: SocketAddr,
+        source: Option<SocketAddr>,
+        options: &[CmOption],
+    ) -> Outcome<Self> {
+        let id = cm.id(options)?;
+        id.resolve_addr(source, peer, cm.timeout)?;
+        let resolved = Wanted {
+            kind: EventKind::AddrResolved,
+            doing: "resolving the address",
+        };
+        cm.wait(&id, resolved)?;
+        id.resolve_route(cm.timeout)?;
+        let routed = Wanted {
+            kind: EventKind::RouteResolved,
+            doing: "resolving the route",
+        };
+        cm.wait(&id, routed)?;
+        Ok(Self { cm, id })
+    }
+
+    /// Connects and returns the private data of the answer.
+    pub(crate) fn connect(&self, param: &ConnParam) -> Outcome<Vec<u8>> {
+        self.id.connect(param)?;
+        let established = Wanted {
+            kind: EventKind::Established,
+            doing: "connecting",
+        };
+        let event = self.cm.wait(&self.id, established)?;
+        Ok(event.private_data().to_vec())
+    }
+}
+
+/// An event that means failure, in words for the user.
+pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
+    if let Ok(Message::Refuse(reason)) = Message::decode(event.private_data()) {
+        return Failure::run(format!("refused by the peer: {reason}"));
+    }
+    let timed_out = event.status() == -errno::ETIMEDOUT;
+    Failure::run(match (event.kind(), event.status().saturating_neg()) {
+        (EventKind::Rejected, errno::ECONNREFUSED) => {
+            "connection refused: does a server listen there?".to_owned()
+        }
+        (EventKind::Rejected, errno::ECONNRESET) | (EventKind::Disconnected, _) => {
+            format!("the peer closed the connection while {doing}")
+        }
+        (EventKind::Unreachable | EventKind::ConnectError, _) if timed_out => {
+            format!("no answer from the peer while {doing}")
+        }
+        (EventKind::Unreachable, status) => format!("the peer cannot be reached (status {status})"),
+        (kind, _) => format!("{} (status {}) while {doing}", kind.name(), event.status()),
+    })
+}

@@ -1,0 +1,297 @@
+//! The part of a plan that both ends must agree on.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Metric {
+    /// Octets a second, with many messages under way.
+    Bandwidth,
+    /// Time of one message at a time.
+    Latency,
+}
+
+impl fmt::Display for Metric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bandwidth => "bw",
+            Self::Latency => "lat",
+        })
+    }
+}
+
+/// The operation that moves the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// RDMA Write.
+    Write,
+    /// RDMA Read.
+    Read,
+    /// Send into a posted receive.
+    Send,
+}
+
+impl Verb {
+    /// The verb of this name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        match name {
+            "write" => Some(Self::Write),
+            "read" => Some(Self::Read),
+            "send" => Some(Self::Send),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Send => "send",
+        })
+    }
+}
+
+/// Which message sizes are measured, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sizes {
+    /// This one.
+    One(u32),
+    /// Every power of two from 2 to 8 Mi.
+    All,
+}
+
+impl Sizes {
+    /// Binary logarithms of the smallest and the largest of all sizes.
+    const ALL: std::ops::RangeInclusive<u32> = 1..=23;
+
+    /// Each size in turn.
+    pub(crate) fn each(self) -> Vec<u32> {
+        match self {
+            Self::One(size) => vec![size],
+            Self::All => Self::ALL.map(|log| 1 << log).collect(),
+        }
+    }
+
+    /// The largest: buffers are made for it.
+    pub(crate) fn largest(self) -> u32 {
+        match self {
+            Self::One(size) => size,
+            Self::All => 1 << *Self::ALL.end(),
+        }
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(size) => write!(f, "-s {size}"),
+            Self::All => f.write_str("-a"),
+        }
+    }
+}
+
+/// How long one size is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// So many messages on each queue pair.
+    Iterations(u64),
+    /// So long.
+    Duration(Duration),
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Iterations(count) => write!(f, "-n {count}"),
+            Self::Duration(time) => write!(f, "-D {}", time.as_secs_f64()),
+        }
+    }
+}
+
+/// What is measured and how, as the client decides and the server follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Workload {
+    /// Bandwidth or latency.
+    pub(crate) metric: Metric,
+    /// Write, read or send.
+    pub(crate) verb: Verb,
+    /// Message sizes.
+    pub(crate) sizes: Sizes,
+    /// Length of the run for each size.
+    pub(crate) amount: Amount,
+    /// Data queue pairs.
+    pub(crate) qps: u16,
+    /// Messages that one queue pair may have under way at the sender.
+    pub(crate) tx_depth: u32,
+    /// Receives for messages that one queue pair has posted at the receiver (send only).
+    pub(crate) window: u32,
+    /// Buffers a queue pair and direction; 1 if all messages share one.
+    pub(crate) slots: u32,
+    /// One completion for so many messages; 0 leaves it to the size.
+    pub(crate) cq_mod: u16,
+    /// Messages up to this size are handed over inline.
+    pub(crate) inline: u16,
+    /// Longest FPDU to send, if not the library's choice.
+    pub(crate) fpdu: Option<u16>,
+    /// Both ends send at once.
+    pub(crate) bidirectional: bool,
+    /// The payload is a pattern, and verified.
+    pub(crate) check: bool,
+    /// CRC32C is asked for.
+    pub(crate) crc: bool,
+}
+
+impl Workload {
+    /// Registered memory that the payload of one end may take when every message has a buffer of
+    /// its own. More depth than fits is not used.
+    const CHECKED_MEMORY: u64 = 64 << 20;
+
+    /// Fills in `window` and `slots`, and limits the depths to what they allow.
+    pub(crate) fn resolve(mut self) -> Self {
+        if self.metric == Metric::Latency {
+            // One message at a time; the rest is room for completions that come late.
+            self.tx_depth = 16;
+            self.window = 16;
+        } else {
+            self.window = (4 * self.tx_depth).clamp(16, 4096);
+        }
+        self.slots = 1;
+        if self.check {
+            let both_ways = 2 * u64::from(self.qps) * u64::from(self.sizes.largest());
+            let fit = u32::try_from(Self::CHECKED_MEMORY / both_ways).unwrap_or(u32::MAX);
+            self.slots = fit.clamp(1, self.window.max(self.tx_depth));
+            self.tx_depth = self.tx_depth.min(self.slots);
+            self.window = self.window.min(self.slots);
+        }
+        self
+    }
+
+    /// How many messages of `size` share one completion: small messages profit from few
+    /// completions, large ones do not notice them. Never more than may be under way.
+    pub(crate) fn signal_every(&self, size: u32) -> u32 {
+        let wanted = match self.cq_mod {
+            0 if self.metric == Metric::Latency || size > 8192 => 1,
+            0 => (self.tx_depth / 8).min(32),
+            count => u32::from(count),
+        };
+        wanted.clamp(1, self.tx_depth)
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} {} {} -q {}",
+            self.metric, self.verb, self.sizes, self.amount, self.qps
+        )?;
+        for (set, option) in [
+            (self.bidirectional, " -b"),
+            (self.check, " --check"),
+            (self.crc, " --crc"),
+        ] {
+            if set {
+                f.write_str(option)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A workload for tests of other modules.
+    pub(crate) fn sample() -> Workload {
+        Workload {
+            metric: Metric::Bandwidth,
+            verb: Verb::Write,
+            sizes: Sizes::One(65_536),
+            amount: Amount::Iterations(5000),
+            qps: 1,
+            tx_depth: 128,
+            window: 0,
+            slots: 0,
+            cq_mod: 0,
+            inline: 0,
+            fpdu: None,
+            bidirectional: false,
+            check: false,
+            crc: false,
+        }
+        .resolve()
+    }
+
+    #[test]
+    fn all_sizes_are_the_powers_of_two() {
+        let sizes = Sizes::All.each();
+        assert_eq!(sizes.len(), 23);
+        assert_eq!(sizes.first(), Some(&2));
+        assert_eq!(sizes.last(), Some(&(8 << 20)));
+        assert_eq!(Sizes::All.largest(), 8 << 20);
+        assert_eq!(Sizes::One(7).each(), [7]);
+    }
+
+    #[test]
+    fn unchecked_messages_share_one_buffer() {
+        let workload = sample();
+        assert_eq!(
+            (workload.slots, workload.tx_depth, workload.window),
+            (1, 128, 512)
+        );
+    }
+
+    #[test]
+    fn checked_messages_have_buffers_and_bounded_memory() {
+        let workload = Workload {
+            check: true,
+            ..sample()
+        }
+        .resolve();
+        assert_eq!(
+            (workload.slots, workload.tx_depth, workload.window),
+            (512, 128, 512)
+        );
+        for qps in [1, 8, 1000] {
+            for size in [1, 64, 65_536, 8 << 20, 1 << 30] {
+                let workload = Workload {
+                    check: true,
+                    qps,
+                    sizes: Sizes::One(size),
+                    ..sample()
+                }
+                .resolve();
+                assert!(workload.slots >= 1 && workload.tx_depth >= 1 && workload.window >= 1);
+                assert!(workload.tx_depth <= workload.slots && workload.window <= workload.slots);
+                assert!(workload.signal_every(size) <= workload.tx_depth);
+            }
+        }
+    }
+
+    #[test]
+    fn completions_are_rare_only_for_small_messages() {
+        let every = |tx_depth, cq_mod, size| {
+            Workload {
+                tx_depth,
+                cq_mod,
+                ..sample()
+            }
+            .signal_every(size)
+        };
+        assert_eq!(every(128, 0, 64), 16);
+        assert_eq!(every(1, 0, 64), 1);
+        assert_eq!(every(8192, 0, 64), 32);
+        assert_eq!(every(128, 0, 65_536), 1);
+        assert_eq!(every(128, 100, 65_536), 100);
+        assert_eq!(every(8, 100, 64), 8);
+        let latency = Workload {
+            metric: Metric::Latency,
+            ..sample()
+        };
+        assert_eq!(latency.signal_every(2), 1);
+    }
+}

@@ -1,0 +1,213 @@
+//! The client: it says what is measured, and reports it.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::stdout;
+use std::net::SocketAddr;
+
+use softverbs::cm::ConnParam;
+
+use super::bandwidth::{self, Tally};
+use super::endpoint::Endpoint;
+use super::progress::Progress;
+use super::{judge, latency, sleeps, with_findings};
+use crate::exchange::{CmControl, Control, Message, RoundResult, TcpControl, unexpected};
+use crate::fabric::{Cm, Dial, device_address};
+use crate::failure::{Failure, Outcome};
+use crate::plan::{Metric, TrafficPlan, Workload};
+use crate::report::{Bandwidth, Figures, Report};
+
+/// Measures against the server at the first of `peers` that can be reached.
+pub(crate) fn run(plan: &TrafficPlan, peers: &[SocketAddr]) -> Outcome<()> {
+    let mut client = Client::connect_any(plan, peers)?;
+    let workload = plan.workload;
+    let mut report = Report::new(stdout().lock(), workload.metric, workload.verb, plan.json);
+    for (round, size) in (0..).zip(workload.sizes.each()) {
+        let (figures, verdict) = client.round(round, size)?;
+        report.row(size, &figures)?;
+        verdict?;
+    }
+    client.close()
+}
+
+/// A connected client.
+struct Client<'a> {
+    plan: &'a TrafficPlan,
+    control: Control,
+    end: Endpoint,
+}
+
+impl<'a> Client<'a> {
+    /// A host may have several addresses: the first that answers is taken.
+    fn connect_any(plan: &'a TrafficPlan, peers: &[SocketAddr]) -> Outcome<Self> {
+        let mut last = Failure::run("no address to connect to");
+        for peer in peers {
+            match Self::connect(plan, *peer) {
+                Err(failure @ Failure::Run(_)) => last = failure,
+                other => return other,
+            }
+        }
+        Err(last)
+    }
+
+    fn connect(plan: &'a TrafficPlan, peer: SocketAddr) -> Outcome<Self> {
+        let source = device_address(&plan.local, Some(peer))?;
+        let cm = Cm::new(plan.timeout)?;
+        let session = RandomState::new().hash_one(peer);
+        let hello = Message::Hello {
+            session,
+            workload: plan.workload,
+        };
+        let (control, welcome) = if plan.tcp_exchange {
+            let mut control = Control::Tcp(TcpControl::connect(peer, plan.timeout)?);
+            control.send(&hello)?;
+            let welcome = control.receive(plan.timeout)?;
+            (control, welcome)
+        } else {
+            let dial = Dial::resolve(&cm, peer, source, &[])?;
+            let control = CmControl::new(dial.id.clone())?;
+            let answer = dial.connect(&ConnParam::with_private_data(hello.encode()))?;
+            (Control::Cm(control), decode(&answer)?)
+        };
+        let port = match welcome {
+            Message::Welcome {
+                session: theirs,
+                port,
+            } if theirs == session => port,
+            Message::Refuse(reason) => {
+                return Err(Failure::run(format!("refused by the peer: {reason}")));
+            }
+            other => return Err(unexpected(&other, "Welcome")),
+        };
+        let data_peer = SocketAddr::new(peer.ip(), port);
+        let data_peer = match peer {
+            // The scope of a link-local address is to be kept.
+            SocketAddr::V6(mut v6) => {
+                v6.set_port(port);
+                v6.into()
+            }
+            SocketAddr::V4(_) => data_peer,
+        };
+        let end = connect_lanes(plan, &cm, data_peer, source, session)?;
+        Ok(Self { plan, control, end })
+    }
+
+    /// Measures messages of one size. The verdict on the payload comes beside the figures, which
+    /// are worth printing in either case.
+    fn round(&mut self, round: u32, size: u32) -> Outcome<(Figures, Outcome<()>)> {
+        let timeout = self.plan.timeout;
+        let workload = self.plan.workload;
+        self.end.start_round(round, size)?;
+        self.control.send(&Message::Start { round, size })?;
+        match self.control.receive(timeout)? {
+            Message::Ready { round: theirs } if theirs == round => {}
+            other => return Err(unexpected(&other, "Ready")),
+        }
+        let mut progress = Progress::new(&workload, size);
+        let (tally, latencies) = match workload.metric {
+            Metric::Bandwidth => (bandwidth::run(&mut self.end, timeout, &mut progress)?, None),
+            Metric::Latency => {
+                let (latencies, tally) = latency::initiate(&mut self.end, timeout, &mut progress)?;
+                (tally, Some(latencies))
+            }
+        };
+        drop(progress);
+        let own = result_of(round, tally);
+        self.control.send(&Message::Result(own.clone()))?;
+        let peer = match self.control.receive(timeout)? {
+            Message::Result(peer) if peer.round == round => peer,
+            other => return Err(unexpected(&other, "Result")),
+        };
+        let figures = match latencies {
+            Some(latencies) => Figures::Latency(latencies.summary()),
+            None => Figures::Bandwidth(bandwidth_of(&workload, size, &own, &peer)),
+        };
+        Ok((figures, judge(&own, &peer)))
+    }
+
+    /// Says goodbye.
+    fn close(mut self) -> Outcome<()> {
+        self.control.send(&Message::Bye)?;
+        for lane in &self.end.lanes {
+            // The server may have been faster.
+            let _ = lane.id.disconnect();
+        }
+        self.control.close();
+        Ok(())
+    }
+}
+
+/// Connects the queue pairs, one after the other.
+fn connect_lanes(
+    plan: &TrafficPlan,
+    cm: &Cm,
+    peer: SocketAddr,
+    source: Option<SocketAddr>,
+    session: u64,
+) -> Outcome<Endpoint> {
+    let workload = plan.workload;
+    let options = Endpoint::options(&workload);
+    let mut endpoint: Option<Endpoint> = None;
+    for index in 0..workload.qps {
+        let connect = || -> Outcome<()> {
+            let dial = Dial::resolve(cm, peer, source, &options)?;
+            let end = match &mut endpoint {
+                Some(end) => end,
+                none => {
+                    let context = dial
+                        .id
+                        .verbs()
+                        .ok_or_else(|| Failure::run("the route has no device"))?;
+                    let events = sleeps(plan, &workload);
+                    none.insert(Endpoint::new(&context, workload, session, true, events)?)
+                }
+            };
+            let keys = end.add_lane(dial.id.clone())?;
+            let answer =
+                dial.connect(&ConnParam::with_private_data(Message::Lane(keys).encode()))?;
+            match decode(&answer)? {
+                Message::LaneAccept(keys) if keys.session == session && keys.index == index => {
+                    end.lanes[usize::from(index)].peer = Some(keys);
+                    Ok(())
+                }
+                other => Err(unexpected(&other, "LaneAccept")),
+            }
+        };
+        let mut connect = connect;
+        connect().map_err(|failure| failure.while_doing(&format!("queue pair {index}")))?;
+    }
+    endpoint.ok_or_else(|| Failure::run("no queue pairs"))
+}
+
+/// What this end says about its round.
+fn result_of(round: u32, tally: Tally) -> RoundResult {
+    let result = RoundResult {
+        round,
+        messages: tally.messages,
+        elapsed: tally.elapsed,
+        peak: tally.peak_octets(),
+        ..RoundResult::default()
+    };
+    with_findings(result, tally.findings)
+}
+
+/// The figures of one round: of both directions, if there were two.
+fn bandwidth_of(
+    workload: &Workload,
+    size: u32,
+    own: &RoundResult,
+    peer: &RoundResult,
+) -> Bandwidth {
+    let one = |result: &RoundResult| {
+        let peak = crate::stats::to_f64(result.peak);
+        Bandwidth::new(result.messages, size, result.elapsed.as_secs_f64(), peak)
+    };
+    if workload.bidirectional {
+        one(own).plus(one(peer))
+    } else {
+        one(own)
+    }
+}
+
+fn decode(octets: &[u8]) -> Outcome<Message> {
+    Message::decode(octets).map_err(|error| Failure::run(error.to_string()))
+}

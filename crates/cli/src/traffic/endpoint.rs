@@ -1,0 +1,423 @@
+//! The verbs objects of one end of a measurement, and what both kinds of measurement do with them.
+
+use std::time::Duration;
+
+use softverbs::cm::{CmId, CmOption};
+use softverbs::{
+    Access, CompChannel, Context, Cq, Mr, Pd, QpCap, QpInitAttr, RecvWr, SendData, SendFlags,
+    SendOp, SendWr, Wc, WcOpcode, WcStatus,
+};
+
+use super::lane::{Lane, Tag};
+use super::layout::{Layout, WORD};
+use super::note::{self, Note};
+use super::pattern::Mark;
+use crate::exchange::LaneKeys;
+use crate::failure::{Failure, Outcome};
+use crate::plan::{Metric, Verb, Workload};
+
+/// Sends for notes that one lane may have under way; further ones wait.
+const NOTES_OUT: u32 = 8;
+
+/// One end: one completion queue and one memory region for all lanes.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    /// What is measured.
+    pub(crate) workload: Workload,
+    /// This is the client's end.
+    pub(crate) initiator: bool,
+    /// Where things lie in `mr`.
+    pub(crate) layout: Layout,
+    /// All payload.
+    pub(crate) mr: Mr,
+    /// Completions of all lanes.
+    pub(crate) cq: Cq,
+    /// To sleep on, if that was asked for.
+    pub(crate) channel: Option<CompChannel>,
+    /// The queue pairs.
+    pub(crate) lanes: Vec<Lane>,
+    /// Size of the messages of this round.
+    pub(crate) size: u32,
+    /// Number of this round.
+    pub(crate) round: u32,
+    pd: Pd,
+    session: u64,
+    scratch: Vec<u8>,
+}
+
+/// What was found out about the payload.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// Messages that were looked at.
+    pub(crate) verified: u64,
+    /// Those among them that were wrong.
+    pub(crate) wrong: u64,
+    /// What was wrong with the first of them.
+    pub(crate) complaint: String,
+}
+
+impl Findings {
+    /// Adds something that is wrong.
+    pub(crate) fn blame(&mut self, text: impl FnOnce() -> String) {
+        self.wrong += 1;
+        if self.complaint.is_empty() {
+            self.complaint = text();
+        }
+    }
+}
+
+/// A received Send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// A message that is measured, in this buffer.
+    Message(u32),
+    /// A note.
+    Note(Note),
+}
+
+impl Endpoint {
+    /// Allocates everything but the lanes, on the device of `context`.
+    pub(crate) fn new(
+        context: &Context,
+        workload: Workload,
+        session: u64,
+        initiator: bool,
+        events: bool,
+    ) -> Outcome<Self> {
+        let layout = Layout::new(&workload);
+        let pd = context.alloc_pd()?;
+        let len = layout
+            .len()
+            .ok_or_else(|| Failure::run("too much memory for this machine"))?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let mr = pd.alloc_mr(len, access)?;
+        let channel = if events {
+            Some(context.create_comp_channel()?)
+        } else {
+            None
+        };
+        let cap = cap(&workload);
+        let cqe = (cap.max_send_wr + cap.max_recv_wr).saturating_mul(u32::from(workload.qps));
+        let cq = context.create_cq(cqe, channel.as_ref(), 0)?;
+        let scratch = vec![0; workload.sizes.largest() as usize];
+        Ok(Self {
+            workload,
+            initiator,
+            layout,
+            mr,
+            cq,
+            channel,
+            lanes: Vec::new(),
+            size: workload.sizes.largest(),
+            round: 0,
+            pd,
+            session,
+            scratch,
+        })
+    }
+
+    /// The options that a data connection needs, on the side of this end.
+    pub(crate) fn options(workload: &Workload) -> Vec<CmOption> {
+        let mut options = Vec::new();
+        if workload.crc {
+            options.push(CmOption::Crc(true));
+        }
+        if let Some(limit) = workload.fpdu {
+            options.push(CmOption::FpduLimit(limit));
+        }
+        options
+    }
+
+    /// Makes the queue pair of a connection that is being set up, with all its receives posted:
+    /// on iWARP a message without a receive ends the connection. Returns what the peer needs.
+    pub(crate) fn add_lane(&mut self, id: CmId) -> Outcome<LaneKeys> {
+        let index = u16::try_from(self.lanes.len()).map_err(|_| Failure::run("too many lanes"))?;
+        let mut attr = QpInitAttr::rc(&self.cq, &self.cq);
+        attr.cap = cap(&self.workload);
+        let qp = id.create_qp(&self.pd, &attr)?;
+        self.lanes.push(Lane::new(id, qp, self.workload.window));
+        for slot in 0..attr.cap.max_recv_wr {
+            self.post_receive(index, slot)?;
+        }
+        Ok(LaneKeys {
+            session: self.session,
+            addr: self.mr.addr(),
+            rkey: self.mr.rkey(),
+            index,
+        })
+    }
+
+    /// Gets ready for messages of `size` octets.
+    pub(crate) fn start_round(&mut self, round: u32, size: u32) -> Outcome<()> {
+        self.round = round;
+        self.size = size;
+        let lanes = self.workload.qps;
+        for lane in &mut self.lanes {
+            lane.start_round();
+        }
+        if self.workload.metric == Metric::Latency {
+            // The octet that the ends watch must not hold what the last round left.
+            self.mr
+                .copy_in(self.layout.incoming(0, 0) + size as usize - 1, &[0])?;
+        }
+        if !self.workload.check {
+            return Ok(());
+        }
+        // The incoming buffers must not hold what the last round left, which might look right.
+        let blank = vec![0; size as usize];
+        for lane in 0..lanes {
+            for slot in 0..self.layout.in_slots() {
+                self.mr.copy_in(self.layout.incoming(lane, slot), &blank)?;
+            }
+            if self.workload.verb == Verb::Read {
+                for slot in 0..self.workload.slots {
+                    self.fill(lane, u64::from(slot), slot as usize)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The buffer that a message uses.
+    pub(crate) fn slot(&self, message: u64) -> usize {
+        usize::try_from(message % u64::from(self.workload.slots)).unwrap_or(0)
+    }
+
+    /// Writes the payload of `message` into an outgoing buffer.
+    pub(crate) fn fill(&mut self, lane: u16, message: u64, slot: usize) -> Outcome<()> {
+        let payload = &mut self.scratch[..self.size as usize];
+        let mark = Mark {
+            from_initiator: self.initiator,
+            lane,
+            round: self.round,
+            message,
+        };
+        mark.fill(payload);
+        self.mr.copy_in(self.layout.outgoing(lane, slot), payload)?;
+        Ok(())
+    }
+
+    /// Compares the first `octets` of an incoming buffer with what the peer sends as `message`.
+    pub(crate) fn verify(
+        &mut self,
+        lane: u16,
+        message: u64,
+        (slot, octets): (usize, u32),
+        findings: &mut Findings,
+    ) -> Outcome<()> {
+        let payload = &mut self.scratch[..octets as usize];
+        self.mr
+            .copy_out(self.layout.incoming(lane, slot), payload)?;
+        let mark = Mark {
+            from_initiator: !self.initiator,
+            lane,
+            round: self.round,
+            message,
+        };
+        findings.verified += 1;
+        if let Some(at) = mark.first_wrong(payload) {
+            findings.blame(|| {
+                format!(
+                    "queue pair {lane}, message {message} of {} octets: octet {at}",
+                    payload.len()
+                )
+            });
+        }
+        Ok(())
+    }
+
+    /// Posts the operation that moves message number `message` of the lane. `marker` replaces its
+    /// last octet.
+    pub(crate) fn post_message(
+        &mut self,
+        index: u16,
+        message: u64,
+        marker: Option<u8>,
+        signaled: bool,
+    ) -> Outcome<()> {
+        let slot = self.slot(message);
+        let size = self.size as usize;
+        let outgoing = self.layout.outgoing(index, slot);
+        let incoming = self.layout.incoming(
+            index,
+            if self.workload.verb == Verb::Send {
+                0
+            } else {
+                slot
+            },
+        );
+        if self.workload.check && self.workload.verb != Verb::Read {
+            self.fill(index, message, slot)?;
+        }
+        if let Some(marker) = marker {
+            self.mr.copy_in(outgoing + size - 1, &[marker])?;
+        }
+        let lane = &self.lanes[usize::from(index)];
+        let (op, local) = match self.workload.verb {
+            Verb::Send => (SendOp::Send, outgoing),
+            Verb::Write => {
+                let (remote_addr, rkey) = lane.remote(incoming);
+                (SendOp::Write { remote_addr, rkey }, outgoing)
+            }
+            Verb::Read => {
+                let (remote_addr, rkey) = lane.remote(outgoing);
+                (SendOp::Read { remote_addr, rkey }, incoming)
+            }
+        };
+        let sges = [self.mr.sge(local, size)];
+        let inline = size <= usize::from(self.workload.inline) && self.workload.verb != Verb::Read;
+        let data = if inline {
+            self.mr.copy_out(local, &mut self.scratch[..size])?;
+            SendData::Inline(&self.scratch[..size])
+        } else {
+            SendData::Sges(&sges)
+        };
+        let flags = if signaled {
+            SendFlags::SIGNALED
+        } else {
+            SendFlags::empty()
+        };
+        let wr = SendWr::new(Tag::Message(message + 1).pack(index), op, data).with_flags(flags);
+        lane.qp.post_send(&wr)?;
+        Ok(())
+    }
+
+    /// Posts the receive of a buffer.
+    pub(crate) fn post_receive(&self, index: u16, slot: u32) -> Outcome<()> {
+        let buffer = if self.layout.in_slots() > 1 && self.workload.verb == Verb::Send {
+            slot as usize
+        } else {
+            0
+        };
+        let octets = self.workload.sizes.largest().max(note::LONGEST) as usize;
+        let sges = [self.mr.sge(self.layout.incoming(index, buffer), octets)];
+        let wr = RecvWr {
+            wr_id: Tag::Receive(slot).pack(index),
+            sges: &sges,
+        };
+        self.lanes[usize::from(index)].qp.post_recv(&wr)?;
+        Ok(())
+    }
+
+    /// Sends a note, or keeps it until there is room in the send queue.
+    pub(crate) fn send_note(&mut self, index: u16, note: Note) -> Outcome<()> {
+        let lane = &mut self.lanes[usize::from(index)];
+        lane.notes_due.push_back(note);
+        self.send_due_notes(index)
+    }
+
+    /// Sends the notes that wait, as far as there is room.
+    pub(crate) fn send_due_notes(&mut self, index: u16) -> Outcome<()> {
+        loop {
+            let lane = &mut self.lanes[usize::from(index)];
+            if lane.notes_out >= NOTES_OUT {
+                return Ok(());
+            }
+            let Some(note) = lane.notes_due.pop_front() else {
+                return Ok(());
+            };
+            lane.notes_out += 1;
+            let lane = &self.lanes[usize::from(index)];
+            let mut flags = SendFlags::SIGNALED;
+            let mut tag = Tag::Note;
+            if note == Note::End {
+                self.send_count(index)?;
+                // The peer may forget the round when the End arrives: not before the Reads.
+                flags |= SendFlags::FENCE;
+                tag = Tag::End;
+            }
+            // What is in the buffer does not matter, its length does.
+            let sges = [self
+                .mr
+                .sge(self.layout.outgoing(index, 0), note.len(self.size) as usize)];
+            let wr =
+                SendWr::new(tag.pack(index), SendOp::Send, SendData::Sges(&sges)).with_flags(flags);
+            lane.qp.post_send(&wr)?;
+        }
+    }
+
+    /// Writes the number of messages that were sent into the peer's memory, ahead of the End.
+    fn send_count(&self, index: u16) -> Outcome<()> {
+        let lane = &self.lanes[usize::from(index)];
+        let offset = self.layout.count_out(index);
+        self.mr
+            .copy_in(offset, &lane.sending.posted.to_be_bytes())?;
+        let (remote_addr, rkey) = lane.remote(self.layout.count_in(index));
+        let sges = [self.mr.sge(offset, WORD)];
+        let op = SendOp::Write { remote_addr, rkey };
+        let wr = SendWr::new(Tag::Note.pack(index), op, SendData::Sges(&sges))
+            .with_flags(SendFlags::empty());
+        lane.qp.post_send(&wr)?;
+        Ok(())
+    }
+
+    /// How many messages the peer has sent on this lane: known once its End has come.
+    pub(crate) fn peer_count(&self, index: u16) -> Outcome<u64> {
+        let mut word = [0; WORD];
+        self.mr.copy_out(self.layout.count_in(index), &mut word)?;
+        Ok(u64::from_be_bytes(word))
+    }
+
+    /// Tells what a completed receive brought.
+    pub(crate) fn received(&self, wc: &Wc, slot: u32) -> Outcome<Received> {
+        if self.workload.verb == Verb::Send && wc.byte_len == self.size {
+            return Ok(Received::Message(slot));
+        }
+        Note::of_len(wc.byte_len, self.size)
+            .map(Received::Note)
+            .ok_or_else(|| {
+                Failure::run(format!("the peer sent a message of {} octets", wc.byte_len))
+            })
+    }
+
+    /// Fails if the work request did.
+    pub(crate) fn check_completion(&self, wc: &Wc) -> Outcome<()> {
+        if wc.status == WcStatus::Success {
+            return Ok(());
+        }
+        Err(completion_failure(wc))
+    }
+
+    /// How often an initiator shows that it lives to a target that sees no completions; `None` if
+    /// the measured messages show it.
+    pub(crate) fn alive_every(&self, timeout: Duration) -> Option<Duration> {
+        let silent = self.initiator
+            && match self.workload.metric {
+                Metric::Bandwidth => self.workload.verb != Verb::Send,
+                Metric::Latency => self.workload.verb == Verb::Read,
+            };
+        silent.then_some(timeout / 4)
+    }
+}
+
+/// What the user is told about a work request that failed.
+pub(crate) fn completion_failure(wc: &Wc) -> Failure {
+    match wc.status {
+        WcStatus::WrFlushErr => Failure::run("the connection to the peer was lost"),
+        status => {
+            let what = match wc.opcode {
+                WcOpcode::RdmaWrite => "a write",
+                WcOpcode::RdmaRead => "a read",
+                opcode if opcode.is_recv() => "a receive",
+                _ => "a request",
+            };
+            Failure::run(format!("{what} failed: {status:?}"))
+        }
+    }
+}
+
+/// The queues of one lane: messages, notes, and the count that goes with an End.
+fn cap(workload: &Workload) -> QpCap {
+    let window = if workload.verb == Verb::Send {
+        workload.window
+    } else {
+        0
+    };
+    QpCap {
+        max_send_wr: workload.tx_depth + NOTES_OUT + 1,
+        max_recv_wr: window + note::RECEIVES,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: workload.inline.into(),
+    }
+}

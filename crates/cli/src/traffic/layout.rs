@@ -1,0 +1,182 @@
+//! Where everything lies in the registered memory of one end. Both ends compute the same layout
+//! from the same workload, so that only the address and the key of the region travel.
+
+use super::note;
+use crate::plan::{Verb, Workload};
+
+/// Offsets into the region of one end.
+///
+/// At its start, two words for each lane: the number of messages that the peer says it has sent
+/// (written by the peer), and the number that this end has sent (the source of that write). Then
+/// the buffers of each lane, outgoing and incoming; without `--check` all lanes and all messages
+/// share one of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    lanes: usize,
+    stride: usize,
+    out_slots: usize,
+    in_slots: usize,
+    /// Every lane has buffers of its own.
+    own_buffers: bool,
+}
+
+/// Octets of a counter.
+pub(crate) const WORD: usize = 8;
+
+impl Layout {
+    /// For this workload.
+    pub(crate) fn new(workload: &Workload) -> Self {
+        let octets = workload.sizes.largest().max(note::LONGEST);
+        let slots = workload.slots as usize;
+        // A checked message lies in the buffer of its own receive, and a receive that was meant
+        // for a note may get a message.
+        let every_receive = workload.check && workload.verb == Verb::Send;
+        Self {
+            lanes: usize::from(workload.qps),
+            stride: (octets as usize).next_multiple_of(64),
+            out_slots: slots,
+            in_slots: if every_receive {
+                (workload.window + note::RECEIVES) as usize
+            } else {
+                slots
+            },
+            own_buffers: workload.check,
+        }
+    }
+
+    /// Octets of the region, or `None` if they are more than a machine can address.
+    pub(crate) fn len(&self) -> Option<usize> {
+        let lanes = if self.own_buffers { self.lanes } else { 1 };
+        (self.out_slots + self.in_slots)
+            .checked_mul(lanes)?
+            .checked_mul(self.stride)?
+            .checked_add(self.header())
+    }
+
+    /// Buffers for incoming messages, each lane.
+    pub(crate) fn in_slots(&self) -> usize {
+        self.in_slots
+    }
+
+    /// Where the peer writes how many messages it has sent on this lane.
+    pub(crate) fn count_in(&self, lane: u16) -> usize {
+        WORD * usize::from(lane)
+    }
+
+    /// Where this end keeps that number for its peer.
+    pub(crate) fn count_out(&self, lane: u16) -> usize {
+        WORD * (self.lanes + usize::from(lane))
+    }
+
+    /// A buffer for outgoing messages.
+    pub(crate) fn outgoing(&self, lane: u16, slot: usize) -> usize {
+        debug_assert!(slot < self.out_slots, "slot {slot} of {}", self.out_slots);
+        self.lane(lane) + slot * self.stride
+    }
+
+    /// A buffer for incoming messages.
+    pub(crate) fn incoming(&self, lane: u16, slot: usize) -> usize {
+        debug_assert!(slot < self.in_slots, "slot {slot} of {}", self.in_slots);
+        self.lane(lane) + (self.out_slots + slot) * self.stride
+    }
+
+    fn header(&self) -> usize {
+        (2 * WORD * self.lanes).next_multiple_of(64)
+    }
+
+    fn lane(&self, lane: u16) -> usize {
+        let lane = if self.own_buffers {
+            usize::from(lane)
+        } else {
+            0
+        };
+        self.header() + lane * (self.out_slots + self.in_slots) * self.stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::plan::{Sizes, sample_workload};
+
+    /// Every place of the layout with its length, by what it is.
+    fn places(workload: &Workload) -> BTreeSet<(usize, usize)> {
+        let layout = Layout::new(workload);
+        let size = workload.sizes.largest() as usize;
+        let mut places = BTreeSet::new();
+        for lane in 0..workload.qps {
+            places.insert((layout.count_in(lane), WORD));
+            places.insert((layout.count_out(lane), WORD));
+            for slot in 0..layout.out_slots {
+                places.insert((layout.outgoing(lane, slot), size));
+            }
+            for slot in 0..layout.in_slots {
+                places.insert((layout.incoming(lane, slot), size));
+            }
+        }
+        places
+    }
+
+    #[test]
+    fn places_do_not_overlap_and_lie_inside() {
+        for verb in [Verb::Write, Verb::Read, Verb::Send] {
+            for check in [false, true] {
+                for (qps, size) in [(1, 1), (3, 4096), (8, 100_000)] {
+                    let workload = Workload {
+                        verb,
+                        check,
+                        qps,
+                        sizes: Sizes::One(size),
+                        ..sample_workload()
+                    }
+                    .resolve();
+                    let places: Vec<_> = places(&workload).into_iter().collect();
+                    for pair in places.windows(2) {
+                        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{workload} {pair:?}");
+                    }
+                    let (start, len) = *places.last().unwrap();
+                    assert!(start + len <= Layout::new(&workload).len().unwrap());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unchecked_lanes_share_their_buffers() {
+        let layout = Layout::new(&Workload {
+            qps: 4,
+            ..sample_workload()
+        });
+        assert_eq!(layout.outgoing(0, 0), layout.outgoing(3, 0));
+        assert_ne!(layout.outgoing(0, 0), layout.incoming(0, 0));
+        assert_ne!(layout.count_in(0), layout.count_in(3));
+    }
+
+    #[test]
+    fn every_checked_receive_has_a_buffer() {
+        let workload = Workload {
+            verb: Verb::Send,
+            check: true,
+            ..sample_workload()
+        }
+        .resolve();
+        assert_eq!(
+            Layout::new(&workload).in_slots(),
+            workload.window as usize + 8
+        );
+    }
+
+    #[test]
+    fn nonsense_from_a_peer_does_not_wrap() {
+        let workload = Workload {
+            slots: u32::MAX,
+            qps: u16::MAX,
+            check: true,
+            sizes: Sizes::One(1 << 31),
+            ..sample_workload()
+        };
+        assert_eq!(Layout::new(&workload).len(), None);
+    }
+}

@@ -1,0 +1,94 @@
+//! `bw` and `lat`.
+//!
+//! `client.rs` and `server.rs` are the two ends, `both.rs` starts the other one on this machine.
+//! `endpoint.rs`, `lane.rs` and `layout.rs` hold the verbs objects, `bandwidth.rs` and
+//! `latency.rs` the two loops, `note.rs` what the ends tell each other meanwhile, `pattern.rs` the
+//! payload that is verified.
+
+mod bandwidth;
+mod both;
+mod client;
+mod endpoint;
+mod lane;
+mod latency;
+mod layout;
+mod note;
+mod pattern;
+mod progress;
+mod server;
+mod waiter;
+
+use crate::exchange::RoundResult;
+use crate::failure::{Failure, Outcome};
+use crate::plan::{Metric, Role, TrafficPlan, Verb, Workload};
+
+use self::endpoint::Findings;
+
+/// Carries out the plan.
+pub(crate) fn run(plan: &TrafficPlan) -> Outcome<()> {
+    match &plan.role {
+        Role::BothEnds => both::run(plan),
+        Role::Server(server) => server::run(plan, server),
+        Role::Client { host, port } => {
+            let peers = crate::fabric::resolve(host, *port)?;
+            client::run(plan, &peers).map_err(|failure| failure.while_doing(host))
+        }
+    }
+}
+
+/// Whether an end may sleep on events: not when it has to watch memory.
+fn sleeps(plan: &TrafficPlan, workload: &Workload) -> bool {
+    plan.events && !(workload.metric == Metric::Latency && workload.verb == Verb::Write)
+}
+
+/// Says what an end has found out about the payload, for its peer.
+fn with_findings(mut result: RoundResult, findings: Findings) -> RoundResult {
+    result.verified = findings.verified;
+    result.wrong = findings.wrong;
+    result.complaint = findings.complaint;
+    result
+}
+
+/// Fails if either end has found wrong payload.
+fn judge(own: &RoundResult, peer: &RoundResult) -> Outcome<()> {
+    for (result, who) in [(own, "here"), (peer, "at the peer")] {
+        if result.wrong > 0 {
+            return Err(Failure::run(format!(
+                "{} of {} verified messages are wrong {who}; the first: {}",
+                result.wrong, result.verified, result.complaint
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_payload_at_either_end_is_a_failure() {
+        let good = RoundResult {
+            verified: 10,
+            ..RoundResult::default()
+        };
+        let mut findings = Findings {
+            verified: 10,
+            ..Findings::default()
+        };
+        findings.blame(|| "octet 3".into());
+        findings.blame(|| "octet 4".into());
+        let bad = with_findings(RoundResult::default(), findings);
+        assert!(judge(&good, &good).is_ok());
+        assert_eq!(
+            judge(&bad, &good).unwrap_err().to_string(),
+            "2 of 10 verified messages are wrong here; the first: octet 3"
+        );
+        assert!(
+            judge(&good, &bad)
+                .unwrap_err()
+                .to_string()
+                .contains("at the peer")
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! What a loop does when a poll found nothing: go on polling, or sleep until an event; and in
+//! either case notice that the peer is silent for too long, or that the user pressed Ctrl-C.
+
+use std::time::{Duration, Instant};
+
+use softverbs::{CompChannel, Cq};
+
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+
+/// Decides how to wait for completions.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    /// Sleep on this channel; without one, poll.
+    channel: Option<CompChannel>,
+    armed: bool,
+    empty_polls: u32,
+    heard: Instant,
+    timeout: Duration,
+}
+
+/// Empty polls between two looks at the clock.
+const LOOK_EVERY: u32 = 256;
+
+impl Waiter {
+    /// For the queue of `channel`, or for polling. A peer that is silent for `timeout` is dead.
+    pub(crate) fn new(channel: Option<CompChannel>, timeout: Duration) -> Self {
+        Self {
+            channel,
+            armed: false,
+            empty_polls: 0,
+            heard: Instant::now(),
+            timeout,
+        }
+    }
+
+    /// Something came from the peer, or went out to it.
+    pub(crate) fn heard(&mut self) {
+        self.empty_polls = 0;
+        self.heard = Instant::now();
+    }
+
+    /// A poll of `cq` found nothing, and nothing else is to be done.
+    ///
+    /// The queue is armed first and polled once more by the caller before this sleeps: what came
+    /// between the poll and the arming raises no event.
+    pub(crate) fn idle(&mut self, cq: &Cq) -> Outcome<()> {
+        if let Some(channel) = &self.channel {
+            if self.armed {
+                if let Some(ready) = channel.get_event(Some(interrupt::SLICE))? {
+                    ready.ack_events(1);
+                    self.armed = false;
+                }
+            } else {
+                cq.req_notify(false)?;
+                self.armed = true;
+                return Ok(());
+            }
+        } else {
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+            if !self.empty_polls.is_multiple_of(LOOK_EVERY) {
+                return Ok(());
+            }
+        }
+        interrupt::check()?;
+        if self.heard.elapsed() > self.timeout {
+            return Err(Failure::run(format!(
+                "no answer from the peer for {} s",
+                self.timeout.as_secs_f64()
+            )));
+        }
+        Ok(())
+    }
+}
