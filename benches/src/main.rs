@@ -103,7 +103,11 @@ impl Peer {
 
     fn finish(mut self) -> Outcome<()> {
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("the peer ended with {status}").into()) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("the peer ended with {status}").into())
+        }
     }
 }
 
@@ -130,10 +134,22 @@ fn bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
         }
     }
     let [raw, plain, crc] = results.map(median);
-    writeln!(out, "1 MiB writes, GB/s (median of {} rounds):", args.rounds)?;
+    writeln!(
+        out,
+        "1 MiB writes, GB/s (median of {} rounds):",
+        args.rounds
+    )?;
     writeln!(out, "  raw TCP, 16 x 64 KiB gathered {raw:8.2}")?;
-    writeln!(out, "  RDMA Write, CRC off           {plain:8.2}   ratio {:.2}", plain / raw)?;
-    writeln!(out, "  RDMA Write, CRC on            {crc:8.2}   ratio {:.2}", crc / raw)?;
+    writeln!(
+        out,
+        "  RDMA Write, CRC off           {plain:8.2}   ratio {:.2}",
+        plain / raw
+    )?;
+    writeln!(
+        out,
+        "  RDMA Write, CRC on            {crc:8.2}   ratio {:.2}",
+        crc / raw
+    )?;
     Ok(())
 }
 
@@ -149,8 +165,17 @@ fn latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
         sends.add(ours::ping(peer.address, args.iterations)?);
         peer.finish()?;
     }
-    writeln!(out, "8-octet half round trip, us (median of {} rounds):", args.rounds)?;
-    writeln!(out, "  raw TCP, busy-polling   mean {:7.2}  median {:7.2}", raw.mean(), raw.typical())?;
+    writeln!(
+        out,
+        "8-octet half round trip, us (median of {} rounds):",
+        args.rounds
+    )?;
+    writeln!(
+        out,
+        "  raw TCP, busy-polling   mean {:7.2}  median {:7.2}",
+        raw.mean(),
+        raw.typical()
+    )?;
     writeln!(
         out,
         "  Send                    mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)",

@@ -28,12 +28,25 @@ impl End {
         let context = id.verbs().ok_or("no device")?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(1024, None, 0)?;
-        let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, ..QpCap::default() };
-        let qp = id.create_qp(&pd, &QpInitAttr { cap, ..QpInitAttr::rc(&cq, &cq) })?;
+        let cap = QpCap {
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            ..QpCap::default()
+        };
+        let qp = id.create_qp(
+            &pd,
+            &QpInitAttr {
+                cap,
+                ..QpInitAttr::rc(&cq, &cq)
+            },
+        )?;
         let mr = pd.alloc_mr(REGION, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         mr.copy_in(0, &vec![3; REGION])?;
         for n in 0..RECEIVES {
-            qp.post_recv(&RecvWr { wr_id: n as u64, sges: &[mr.sge(n * 64, 64)] })?;
+            qp.post_recv(&RecvWr {
+                wr_id: n as u64,
+                sges: &[mr.sge(n * 64, 64)],
+            })?;
         }
         Ok(Self { id, cq, qp, mr })
     }
@@ -41,7 +54,11 @@ impl End {
     fn poll(&self) -> Outcome<Wc> {
         let mut wc = [Wc::default()];
         while self.cq.poll(&mut wc)? == 0 {}
-        if wc[0].is_success() { Ok(wc[0]) } else { Err(format!("{:?}", wc[0]).into()) }
+        if wc[0].is_success() {
+            Ok(wc[0])
+        } else {
+            Err(format!("{:?}", wc[0]).into())
+        }
     }
 }
 
@@ -51,7 +68,8 @@ fn accept(private_data: impl FnOnce(&End) -> Vec<u8>) -> Outcome<End> {
     listener.listen(1)?;
     announce(listener.local_addr().ok_or("not bound")?)?;
     let end = End::new(listener.get_request()?)?;
-    end.id.accept(&ConnParam::with_private_data(private_data(&end)))?;
+    end.id
+        .accept(&ConnParam::with_private_data(private_data(&end)))?;
     Ok(end)
 }
 
@@ -79,7 +97,9 @@ fn connect(address: SocketAddr, crc: bool) -> Outcome<(End, Vec<u8>)> {
     let id = CmId::new(&channel, PortSpace::Tcp, 0)?;
     id.set_option(CmOption::Crc(crc))?;
     let next = || -> Outcome<softverbs::cm::CmEvent> {
-        channel.get_event(Some(WAIT))?.ok_or_else(|| "no event".into())
+        channel
+            .get_event(Some(WAIT))?
+            .ok_or_else(|| "no event".into())
     };
     id.resolve_addr(None, address, WAIT)?;
     drop(next()?);
@@ -101,7 +121,11 @@ pub(crate) fn write(address: SocketAddr, mib: usize, crc: bool) -> Outcome<Durat
     let remote_addr = u64::from_be_bytes(data[..8].try_into()?);
     let rkey = softverbs::Rkey::new(u32::from_be_bytes(data[8..12].try_into()?));
     let sges = [end.mr.sge(0, REGION)];
-    let wr = SendWr::new(1, SendOp::Write { remote_addr, rkey }, SendData::Sges(&sges));
+    let wr = SendWr::new(
+        1,
+        SendOp::Write { remote_addr, rkey },
+        SendData::Sges(&sges),
+    );
     let start = Instant::now();
     let (mut posted, mut done) = (0, 0);
     let mut wcs = [Wc::default(); 16];
@@ -118,7 +142,8 @@ pub(crate) fn write(address: SocketAddr, mib: usize, crc: bool) -> Outcome<Durat
     }
     // A zero-length Read is answered when everything before it has been placed.
     let read = SendOp::Read { remote_addr, rkey };
-    end.qp.post_send(&SendWr::new(2, read, SendData::Sges(&[])))?;
+    end.qp
+        .post_send(&SendWr::new(2, read, SendData::Sges(&[])))?;
     end.poll()?;
     let took = start.elapsed();
     end.id.disconnect()?;
@@ -144,7 +169,10 @@ fn bounce(
     for n in 0..iterations {
         wait(end)?;
         let offset = n % RECEIVES * 64;
-        end.qp.post_recv(&RecvWr { wr_id: 0, sges: &[end.mr.sge(offset, 64)] })?;
+        end.qp.post_recv(&RecvWr {
+            wr_id: 0,
+            sges: &[end.mr.sge(offset, 64)],
+        })?;
         send(end)?;
         each();
     }
@@ -166,7 +194,10 @@ pub(crate) fn ping(address: SocketAddr, iterations: usize) -> Outcome<Vec<Durati
         end.poll()?;
         took.push(start.elapsed());
         let offset = n % RECEIVES * 64;
-        end.qp.post_recv(&RecvWr { wr_id: 0, sges: &[end.mr.sge(offset, 64)] })?;
+        end.qp.post_recv(&RecvWr {
+            wr_id: 0,
+            sges: &[end.mr.sge(offset, 64)],
+        })?;
     }
     end.id.disconnect()?;
     Ok(took)

@@ -31,7 +31,11 @@ pub(crate) fn sink(mib: usize) -> Outcome<()> {
     for frame in 0..frames {
         let start = frame * PAYLOAD % REGION;
         let place = &mut region[start..start + PAYLOAD];
-        let tail = if frame + 1 < frames { TRAILER + HEADER } else { TRAILER };
+        let tail = if frame + 1 < frames {
+            TRAILER + HEADER
+        } else {
+            TRAILER
+        };
         let mut done = 0;
         while done < PAYLOAD + tail {
             done += if done < PAYLOAD {

@@ -18,8 +18,12 @@ pub(crate) struct Latency {
 impl Latency {
     /// Adds a round: its round trips.
     pub(crate) fn add(&mut self, round_trips: Vec<Duration>) {
-        let half: Vec<f64> = round_trips.iter().map(|t| t.as_secs_f64() * 1e6 / 2.0).collect();
-        self.means.push(half.iter().sum::<f64>() / half.len() as f64);
+        let half: Vec<f64> = round_trips
+            .iter()
+            .map(|t| t.as_secs_f64() * 1e6 / 2.0)
+            .collect();
+        self.means
+            .push(half.iter().sum::<f64>() / half.len() as f64);
         self.medians.push(median(half));
     }
 

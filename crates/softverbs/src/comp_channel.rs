@@ -16,7 +16,9 @@ pub struct CompChannel {
 
 impl CompChannel {
     pub(crate) fn new() -> Result<Self> {
-        Ok(Self { events: Arc::new(EventQueue::new()?) })
+        Ok(Self {
+            events: Arc::new(EventQueue::new()?),
+        })
     }
 
     /// Readable while events are queued; for poll, select and epoll (level or edge triggered).
@@ -31,7 +33,9 @@ impl CompChannel {
         let end = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let Some(cq) = self.events.pop(left)? else { return Ok(None) };
+            let Some(cq) = self.events.pop(left)? else {
+                return Ok(None);
+            };
             // A queue that was dropped since has no use for its event.
             if let Some(cq) = cq.upgrade() {
                 return Ok(Some(Cq::from_inner(cq)));

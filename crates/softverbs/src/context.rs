@@ -45,7 +45,9 @@ impl Context {
             next_pd: AtomicU32::new(1),
             next_srq: AtomicU64::new(1),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
     /// The context that the connection manager shares between all ids on one device.
@@ -102,7 +104,12 @@ impl Context {
     /// A new protection domain.
     pub fn alloc_pd(&self) -> Result<Pd> {
         let id = self.inner.next_pd.fetch_add(1, Ordering::Relaxed);
-        Ok(Pd { inner: Arc::new(PdInner { id, context: self.clone() }) })
+        Ok(Pd {
+            inner: Arc::new(PdInner {
+                id,
+                context: self.clone(),
+            }),
+        })
     }
 
     /// A channel for completion events.
@@ -135,7 +142,9 @@ impl Context {
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Context").field(&self.inner.device.name()).finish()
+        f.debug_tuple("Context")
+            .field(&self.inner.device.name())
+            .finish()
     }
 }
 
@@ -185,14 +194,29 @@ impl Pd {
     pub unsafe fn reg_mr(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr> {
         let regions = &self.context().inner().regions;
         // SAFETY: the caller keeps the contract above, which is the callee's.
-        unsafe { Mr::register_raw(regions, self.inner.id, self.inner.clone(), addr, len, access) }
+        unsafe {
+            Mr::register_raw(
+                regions,
+                self.inner.id,
+                self.inner.clone(),
+                addr,
+                len,
+                access,
+            )
+        }
     }
 
     /// A shared receive queue.
     pub fn create_srq(&self, attr: &SrqInitAttr) -> Result<Srq> {
         let context = self.context().inner();
         let id = context.next_srq.fetch_add(1, Ordering::Relaxed);
-        Srq::create(self.inner.id, self.inner.clone(), id, context.async_events.clone(), attr)
+        Srq::create(
+            self.inner.id,
+            self.inner.clone(),
+            id,
+            context.async_events.clone(),
+            attr,
+        )
     }
 
     /// A queue pair in the state RESET; it is moved to INIT by [`Qp::modify`] or the connection

@@ -135,7 +135,10 @@ impl Cq {
         }
         let engine = cq.context.engine;
         engine.note_poll();
-        cq.epoch.store(cq.epoch.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        cq.epoch.store(
+            cq.epoch.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
         engine.flush_deferred();
         let found = cq.take(out);
         if found > 0 {
@@ -184,9 +187,12 @@ impl Cq {
 
     /// Acknowledges `n` events that [`CompChannel::get_event`] returned for this queue.
     pub fn ack_events(&self, n: u32) {
-        let _ = self.inner.unacked.fetch_update(Ordering::AcqRel, Ordering::Acquire, |unacked| {
-            Some(unacked.saturating_sub(n.into()))
-        });
+        let _ = self
+            .inner
+            .unacked
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |unacked| {
+                Some(unacked.saturating_sub(n.into()))
+            });
     }
 
     /// Events put on the channel and not yet acknowledged.
@@ -219,8 +225,7 @@ impl CqInner {
             engine.poll_data();
             return;
         }
-        let mine: SmallVec<[Arc<QpInner>; DIRECT]> =
-            qps.iter().filter_map(Weak::upgrade).collect();
+        let mine: SmallVec<[Arc<QpInner>; DIRECT]> = qps.iter().filter_map(Weak::upgrade).collect();
         drop(qps);
         for qp in &mine {
             qp.drive();
@@ -252,7 +257,9 @@ impl CqInner {
         let overrun = room < completions.len();
         let first = overrun && !queue.overrun;
         queue.overrun |= overrun;
-        queue.entries.extend(&completions[..completions.len().min(room)]);
+        queue
+            .entries
+            .extend(&completions[..completions.len().min(room)]);
         let notify = match queue.armed {
             Armed::No => false,
             Armed::Any => true,
@@ -307,6 +314,8 @@ impl fmt::Debug for Cq {
 
 impl fmt::Debug for CqInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cq").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Cq")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
     }
 }

@@ -93,7 +93,10 @@ mod error;
 mod event_queue;
 #[allow(unsafe_code, reason = "owns the memory of regions")]
 mod mr;
-#[allow(unsafe_code, reason = "registered memory: see the SAFETY arguments there")]
+#[allow(
+    unsafe_code,
+    reason = "registered memory: see the SAFETY arguments there"
+)]
 mod mr_table;
 mod qp;
 mod recv_queue;

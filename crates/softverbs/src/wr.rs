@@ -28,7 +28,12 @@ pub struct SendWr<'a> {
 impl<'a> SendWr<'a> {
     /// A signaled request.
     pub const fn new(wr_id: u64, op: SendOp, data: SendData<'a>) -> Self {
-        Self { wr_id, op, flags: SendFlags::SIGNALED, data }
+        Self {
+            wr_id,
+            op,
+            flags: SendFlags::SIGNALED,
+            data,
+        }
     }
 
     /// The same request with other flags.

@@ -6,7 +6,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Setup, equip, expect, listener, next_event, no_event, pair, requested, resolved};
+use common::{
+    PATIENCE, Setup, equip, expect, listener, next_event, no_event, pair, requested, resolved,
+};
 use softverbs::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
 use softverbs::{QpState, WcStatus};
 
@@ -18,7 +20,10 @@ fn events_come_in_order_with_exact_private_data() {
     // field B119: exact octets, exact length.
     for len in [0, 1, 56, 57, 196, 251] {
         let data = common::pattern(len, 3);
-        let setup = Setup { param: ConnParam::with_private_data(data.clone()), ..Setup::default() };
+        let setup = Setup {
+            param: ConnParam::with_private_data(data.clone()),
+            ..Setup::default()
+        };
         let (server_channel, listening, address) = listener(&setup);
         let (client_channel, id) = resolved(&setup, address);
         let client = equip(&setup, client_channel, id);
@@ -31,10 +36,16 @@ fn events_come_in_order_with_exact_private_data() {
         assert_eq!(server.qp.state(), QpState::Init);
         server.id.accept(&setup.param).unwrap();
         let established = expect(&client.channel, EventKind::Established);
-        assert_eq!((established.status(), established.private_data()), (0, &data[..]));
+        assert_eq!(
+            (established.status(), established.private_data()),
+            (0, &data[..])
+        );
         let established = expect(&server.channel, EventKind::Established);
         assert_eq!(established.private_data(), b"");
-        assert_eq!((client.qp.state(), server.qp.state()), (QpState::Rts, QpState::Rts));
+        assert_eq!(
+            (client.qp.state(), server.qp.state()),
+            (QpState::Rts, QpState::Rts)
+        );
         client.id.disconnect().unwrap();
         for end in [&client, &server] {
             assert_eq!(expect(&end.channel, EventKind::Disconnected).status(), 0);
@@ -57,7 +68,10 @@ fn libc_einval() -> i32 {
 #[test]
 fn nobody_listens() {
     let setup = Setup::default();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let (channel, id) = resolved(&setup, address);
     let client = equip(&setup, channel, id);
     client.recv(1, 0, 64);
@@ -106,7 +120,9 @@ fn destroying_a_listener_rejects_what_waits() {
         })
         .collect();
     let end = Instant::now() + PATIENCE;
-    let kept = expect(&server_channel, EventKind::ConnectRequest).id().clone();
+    let kept = expect(&server_channel, EventKind::ConnectRequest)
+        .id()
+        .clone();
     // The other four wait in the channel.
     while Instant::now() < end && !waiting(&server_channel) {}
     std::thread::sleep(Duration::from_millis(50));
@@ -114,7 +130,10 @@ fn destroying_a_listener_rejects_what_waits() {
     let rejected = clients
         .iter()
         .filter(|client| {
-            let event = client.channel.get_event(Some(Duration::from_millis(500))).unwrap();
+            let event = client
+                .channel
+                .get_event(Some(Duration::from_millis(500)))
+                .unwrap();
             event.is_some_and(|event| event.kind() == EventKind::Rejected)
         })
         .count();
@@ -152,7 +171,10 @@ fn the_backlog_counts_requests_that_wait_to_be_fetched() {
     let rejected = clients
         .iter()
         .filter(|client| {
-            let event = client.channel.get_event(Some(Duration::from_millis(300))).unwrap();
+            let event = client
+                .channel
+                .get_event(Some(Duration::from_millis(300)))
+                .unwrap();
             event.is_some_and(|event| event.kind() == EventKind::Rejected)
         })
         .count();
@@ -169,7 +191,10 @@ fn the_backlog_counts_requests_that_wait_to_be_fetched() {
 #[test]
 fn many_connect_at_once() {
     // field B2, B3: as many as the backlog, whatever the application is doing meanwhile.
-    let setup = Setup { len: 4096, ..Setup::default() };
+    let setup = Setup {
+        len: 4096,
+        ..Setup::default()
+    };
     let (server_channel, _listening, address) = listener(&setup);
     let clients: Vec<_> = (0..100)
         .map(|_| {
@@ -208,7 +233,10 @@ fn the_peer_is_silent() {
     let client = equip(&setup, channel, id);
     client.id.connect(&setup.param).unwrap();
     let event = next_event(&client.channel);
-    assert_eq!((event.kind(), event.status()), (EventKind::Unreachable, -110));
+    assert_eq!(
+        (event.kind(), event.status()),
+        (EventKind::Unreachable, -110)
+    );
 }
 
 /// What the client hears when a raw peer answers its request with `reply` and closes.
@@ -255,9 +283,15 @@ fn answer(reply: &'static [u8]) -> (EventKind, i32) {
 fn every_answer_is_one_event() {
     assert_eq!(answer(REPLY_V2), (EventKind::Established, 0));
     // field B10: octets that are no reply.
-    assert_eq!(answer(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").0, EventKind::ConnectError);
+    assert_eq!(
+        answer(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").0,
+        EventKind::ConnectError
+    );
     assert_eq!(answer(&REPLY_V2[..13]), (EventKind::Rejected, -104));
-    assert_eq!(answer(b"MPA ID Rep Frame\x30\x02\x00\x04\x00\x00\x00\x00").0, EventKind::Rejected);
+    assert_eq!(
+        answer(b"MPA ID Rep Frame\x30\x02\x00\x04\x00\x00\x00\x00").0,
+        EventKind::Rejected
+    );
     assert_eq!(answer(b""), (EventKind::Rejected, -104));
 }
 
@@ -320,7 +354,8 @@ fn ports_and_addresses() {
     // field B34: IPv4 and IPv6 on the same port.
     let any6 = new();
     any6.set_option(CmOption::Afonly(true)).unwrap();
-    any6.bind_addr(format!("[::]:{port}").parse().unwrap()).unwrap();
+    any6.bind_addr(format!("[::]:{port}").parse().unwrap())
+        .unwrap();
     any6.listen(0).unwrap();
     // field B77: any number of connections from one source address.
     let setup = Setup::default();
@@ -328,7 +363,8 @@ fn ports_and_addresses() {
         let client = EventChannel::new().unwrap();
         let id = CmId::new(&client, PortSpace::Tcp, 0).unwrap();
         let src = Some("127.0.0.1:0".parse().unwrap());
-        id.resolve_addr(src, ([127, 0, 0, 1], port).into(), PATIENCE).unwrap();
+        id.resolve_addr(src, ([127, 0, 0, 1], port).into(), PATIENCE)
+            .unwrap();
         drop(expect(&client, EventKind::AddrResolved));
         id.resolve_route(PATIENCE).unwrap();
         drop(expect(&client, EventKind::RouteResolved));
@@ -354,7 +390,10 @@ fn calls_out_of_order_say_so() {
         assert_eq!(error.errno(), 22);
         assert!(error.to_string().contains("idle"), "{error}");
     }
-    assert_eq!(CmId::new(&channel, PortSpace::Udp, 0).unwrap_err().errno(), 95);
+    assert_eq!(
+        CmId::new(&channel, PortSpace::Udp, 0).unwrap_err().errno(),
+        95
+    );
 }
 
 #[test]
@@ -383,7 +422,10 @@ fn a_synchronous_pair() {
     assert_eq!(server.join().unwrap().byte_len, 64);
     // And the error itself where there is nobody.
     let id = CmId::new_sync(PortSpace::Tcp).unwrap();
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     id.resolve_addr(None, nobody, PATIENCE).unwrap();
     id.resolve_route(PATIENCE).unwrap();
     let channel = id.channel();
@@ -408,7 +450,11 @@ fn dropping_an_end_disconnects_the_other() {
     // field B7, B74, B78
     for drop_client in [true, false] {
         let (client, server) = pair(&Setup::default());
-        let (gone, left) = if drop_client { (client, server) } else { (server, client) };
+        let (gone, left) = if drop_client {
+            (client, server)
+        } else {
+            (server, client)
+        };
         for n in 0..10 {
             left.recv(n, 0, 64);
         }
@@ -417,7 +463,10 @@ fn dropping_an_end_disconnects_the_other() {
         assert_eq!(left.qp.state(), QpState::Err);
         let flushed = left.completions(10);
         assert!(flushed.iter().all(|wc| wc.status == WcStatus::WrFlushErr));
-        assert!(flushed.iter().all(|wc| wc.qp_num == left.qp.qp_num()), "field B71");
+        assert!(
+            flushed.iter().all(|wc| wc.qp_num == left.qp.qp_num()),
+            "field B71"
+        );
         assert!(flushed.iter().map(|wc| wc.wr_id).eq(0..10));
         // field B86 and the rest of the state table: posting in ERR completes with a flush.
         left.send(77, 0, 8);
@@ -442,7 +491,10 @@ fn what_was_sent_before_a_disconnect_arrives() {
         assert!(sent.iter().all(|wc| wc.status == WcStatus::Success));
         client.id.disconnect().unwrap();
         let got = server.completions(8);
-        assert!(got.iter().all(|wc| wc.status == WcStatus::Success), "{got:?}");
+        assert!(
+            got.iter().all(|wc| wc.status == WcStatus::Success),
+            "{got:?}"
+        );
         assert_eq!(server.read(700_000, 100_000), data);
         expect(&server.channel, EventKind::Disconnected);
         expect(&client.channel, EventKind::Disconnected);

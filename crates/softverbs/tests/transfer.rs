@@ -7,12 +7,33 @@ use softverbs::cm::CmOption;
 use softverbs::{QpCap, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
 
 const SIZES: [usize; 16] = [
-    0, 1, 2, 3, 4, 5, 1023, 1024, 1025, 4096, 4097, 65_535, 65_536, 65_537, 200_000, 1 << 20,
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    1023,
+    1024,
+    1025,
+    4096,
+    4097,
+    65_535,
+    65_536,
+    65_537,
+    200_000,
+    1 << 20,
 ];
 
 fn setups() -> Vec<Setup> {
-    let base = Setup { len: 4 << 20, ..Setup::default() };
-    let with = |option: CmOption| Setup { client_options: vec![option], ..base.clone() };
+    let base = Setup {
+        len: 4 << 20,
+        ..Setup::default()
+    };
+    let with = |option: CmOption| Setup {
+        client_options: vec![option],
+        ..base.clone()
+    };
     vec![
         base.clone(),
         with(CmOption::Crc(true)),
@@ -24,7 +45,10 @@ fn setups() -> Vec<Setup> {
         },
         with(CmOption::MpaMarkers(true)),
         with(CmOption::MpaRevision(1)),
-        Setup { address: "[::1]:0".parse().unwrap(), ..base },
+        Setup {
+            address: "[::1]:0".parse().unwrap(),
+            ..base
+        },
     ]
 }
 
@@ -54,17 +78,34 @@ fn writes_and_reads_of_every_size() {
         let (remote, rkey) = (server.mr.addr(), server.mr.rkey());
         for (round, size) in SIZES.into_iter().enumerate() {
             let data = client.fill(13, size, round as u64);
-            let write = SendOp::Write { remote_addr: remote + 5, rkey };
+            let write = SendOp::Write {
+                remote_addr: remote + 5,
+                rkey,
+            };
             client.post(1, write, 13, size);
-            let read = SendOp::Read { remote_addr: remote + 5, rkey };
+            let read = SendOp::Read {
+                remote_addr: remote + 5,
+                rkey,
+            };
             client.post(2, read, 2 << 20, size);
             let done = client.completions(2);
             assert_eq!(done[0].opcode, WcOpcode::RdmaWrite);
             assert_eq!(done[1].opcode, WcOpcode::RdmaRead);
-            assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{done:?} {setup:?}");
+            assert!(
+                done.iter().all(|wc| wc.status == WcStatus::Success),
+                "{done:?} {setup:?}"
+            );
             assert_eq!(done[1].byte_len as usize, size);
-            assert_eq!(server.read(5, size), data, "{size} octets written, {setup:?}");
-            assert_eq!(client.read(2 << 20, size), data, "{size} octets read, {setup:?}");
+            assert_eq!(
+                server.read(5, size),
+                data,
+                "{size} octets written, {setup:?}"
+            );
+            assert_eq!(
+                client.read(2 << 20, size),
+                data,
+                "{size} octets read, {setup:?}"
+            );
         }
     }
 }
@@ -74,19 +115,47 @@ fn gathers_and_scatters() {
     let setup = Setup::default();
     let (client, server) = pair(&setup);
     let data = client.fill(0, 30_000, 3);
-    let sges = [client.mr.sge(0, 1), client.mr.sge(1, 0), client.mr.sge(1, 9_999),
-        client.mr.sge(10_000, 20_000)];
-    let room = [server.mr.sge(100, 3), server.mr.sge(200, 20_000), server.mr.sge(50_000, 9_997)];
-    server.qp.post_recv(&softverbs::RecvWr { wr_id: 5, sges: &room }).unwrap();
-    client.qp.post_send(&SendWr::new(4, SendOp::Send, SendData::Sges(&sges))).unwrap();
+    let sges = [
+        client.mr.sge(0, 1),
+        client.mr.sge(1, 0),
+        client.mr.sge(1, 9_999),
+        client.mr.sge(10_000, 20_000),
+    ];
+    let room = [
+        server.mr.sge(100, 3),
+        server.mr.sge(200, 20_000),
+        server.mr.sge(50_000, 9_997),
+    ];
+    server
+        .qp
+        .post_recv(&softverbs::RecvWr {
+            wr_id: 5,
+            sges: &room,
+        })
+        .unwrap();
+    client
+        .qp
+        .post_send(&SendWr::new(4, SendOp::Send, SendData::Sges(&sges)))
+        .unwrap();
     client.success();
     assert_eq!(server.success().byte_len, 30_000);
-    let got = [server.read(100, 3), server.read(200, 20_000), server.read(50_000, 9_997)].concat();
+    let got = [
+        server.read(100, 3),
+        server.read(200, 20_000),
+        server.read(50_000, 9_997),
+    ]
+    .concat();
     assert_eq!(got, data);
     // And a read into several pieces.
-    let read = SendOp::Read { remote_addr: server.mr.addr() + 200, rkey: server.mr.rkey() };
+    let read = SendOp::Read {
+        remote_addr: server.mr.addr() + 200,
+        rkey: server.mr.rkey(),
+    };
     let sink = [client.mr.sge(100_000, 7), client.mr.sge(200_000, 19_993)];
-    client.qp.post_send(&SendWr::new(6, read, SendData::Sges(&sink))).unwrap();
+    client
+        .qp
+        .post_send(&SendWr::new(6, read, SendData::Sges(&sink)))
+        .unwrap();
     client.success();
     let got = [client.read(100_000, 7), client.read(200_000, 19_993)].concat();
     assert_eq!(got, server.read(200, 20_000));
@@ -95,7 +164,10 @@ fn gathers_and_scatters() {
 #[test]
 fn inline_data_is_captured_when_posted() {
     let setup = Setup {
-        cap: QpCap { max_inline_data: 1000, ..QpCap::default() },
+        cap: QpCap {
+            max_inline_data: 1000,
+            ..QpCap::default()
+        },
         ..Setup::default()
     };
     let (client, server) = pair(&setup);
@@ -122,7 +194,11 @@ fn unsignaled_requests_complete_silently_and_in_order() {
         server.recv(n, 0, 64);
     }
     for n in 0..100_u64 {
-        let flags = if n % 10 == 9 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let flags = if n % 10 == 9 {
+            SendFlags::SIGNALED
+        } else {
+            SendFlags::empty()
+        };
         client.send_inline(n, &n.to_le_bytes(), flags);
     }
     let sent: Vec<u64> = client.completions(10).iter().map(|wc| wc.wr_id).collect();
@@ -134,27 +210,54 @@ fn unsignaled_requests_complete_silently_and_in_order() {
 
 #[test]
 fn atomics_between_peers_that_know_them() {
-    for setup in [Setup::default(), Setup { client_options: vec![CmOption::Crc(true)], ..Setup::default() }] {
+    for setup in [
+        Setup::default(),
+        Setup {
+            client_options: vec![CmOption::Crc(true)],
+            ..Setup::default()
+        },
+    ] {
         let (client, server) = pair(&setup);
         server.mr.copy_in(64, &40_u64.to_ne_bytes()).unwrap();
         let (remote_addr, rkey) = (server.mr.addr() + 64, server.mr.rkey());
-        let value = |end: &common::End, offset| {
-            u64::from_ne_bytes(end.read(offset, 8).try_into().unwrap())
-        };
-        client.post(1, SendOp::FetchAdd { remote_addr, rkey, add: 2 }, 0, 8);
+        let value =
+            |end: &common::End, offset| u64::from_ne_bytes(end.read(offset, 8).try_into().unwrap());
+        client.post(
+            1,
+            SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add: 2,
+            },
+            0,
+            8,
+        );
         assert_eq!(client.success().opcode, WcOpcode::FetchAdd);
         assert_eq!((value(&client, 0), value(&server, 64)), (40, 42));
-        let swap = SendOp::CompareSwap { remote_addr, rkey, compare: 42, swap: 7 };
+        let swap = SendOp::CompareSwap {
+            remote_addr,
+            rkey,
+            compare: 42,
+            swap: 7,
+        };
         client.post(2, swap, 8, 8);
         assert_eq!(client.success().opcode, WcOpcode::CompSwap);
         assert_eq!((value(&client, 8), value(&server, 64)), (42, 7));
         client.post(3, swap, 16, 8);
         client.success();
-        assert_eq!((value(&client, 16), value(&server, 64)), (7, 7), "not equal: not swapped");
+        assert_eq!(
+            (value(&client, 16), value(&server, 64)),
+            (7, 7),
+            "not equal: not swapped"
+        );
         // Write with immediate data.
         server.recv(9, 0, 0);
         client.fill(1000, 500, 1);
-        let write = SendOp::WriteWithImm { remote_addr: server.mr.addr() + 4096, rkey, imm: 0xabcd };
+        let write = SendOp::WriteWithImm {
+            remote_addr: server.mr.addr() + 4096,
+            rkey,
+            imm: 0xabcd,
+        };
         client.post(4, write, 1000, 500);
         client.success();
         let got = server.success();
@@ -174,8 +277,10 @@ fn sixteen_reads_outstanding() {
     let data = server.fill(0, 64 * 1024, 5);
     for n in 0..64 {
         let offset = n * 1024;
-        let read =
-            SendOp::Read { remote_addr: server.mr.addr() + offset as u64, rkey: server.mr.rkey() };
+        let read = SendOp::Read {
+            remote_addr: server.mr.addr() + offset as u64,
+            rkey: server.mr.rkey(),
+        };
         client.post(n as u64, read, offset, 1024);
     }
     let done = client.completions(64);
@@ -192,10 +297,16 @@ fn a_region_beyond_four_gigabytes() {
     let huge = server.pd.alloc_mr((5 << 30) + 3, ALL).unwrap();
     let offset = (4_u64 << 30) + 1;
     let data = client.fill(0, 100_000, 8);
-    let write = SendOp::Write { remote_addr: huge.addr() + offset, rkey: huge.rkey() };
+    let write = SendOp::Write {
+        remote_addr: huge.addr() + offset,
+        rkey: huge.rkey(),
+    };
     client.post(1, write, 0, 100_000);
     client.success();
-    let read = SendOp::Read { remote_addr: huge.addr() + offset, rkey: huge.rkey() };
+    let read = SendOp::Read {
+        remote_addr: huge.addr() + offset,
+        rkey: huge.rkey(),
+    };
     client.post(2, read, 200_000, 100_000);
     client.success();
     assert_eq!(client.read(200_000, 100_000), data);
@@ -203,7 +314,10 @@ fn a_region_beyond_four_gigabytes() {
 
 #[test]
 fn messages_beyond_the_64_kib_edge_keep_their_order() {
-    let (client, server) = pair(&Setup { len: 8 << 20, ..Setup::default() });
+    let (client, server) = pair(&Setup {
+        len: 8 << 20,
+        ..Setup::default()
+    });
     for n in 0..32_u64 {
         server.recv(n, (n as usize) * 200_000, 200_000);
     }
@@ -218,6 +332,9 @@ fn messages_beyond_the_64_kib_edge_keep_their_order() {
     let got = server.completions(32);
     for (n, wc) in got.iter().enumerate() {
         assert_eq!((wc.wr_id, wc.byte_len as usize), (n as u64, sizes[n]));
-        assert_eq!(server.read(n * 200_000, sizes[n]), pattern(sizes[n], n as u64));
+        assert_eq!(
+            server.read(n * 200_000, sizes[n]),
+            pattern(sizes[n], n as u64)
+        );
     }
 }

@@ -38,9 +38,16 @@ struct AttemptState {
 
 enum Step {
     /// TCP connects.
-    Tcp { socket: Socket, until: Time, failed: Option<i32> },
+    Tcp {
+        socket: Socket,
+        until: Time,
+        failed: Option<i32>,
+    },
     /// The request has been sent.
-    Mpa { socket: Socket, initiator: Initiator },
+    Mpa {
+        socket: Socket,
+        initiator: Initiator,
+    },
     Over,
 }
 
@@ -92,10 +99,14 @@ impl Attempt {
         let socket = match socket {
             Some(socket) => socket,
             None => {
-                let socket =
-                    self.options.socket(&self.peer).map_err(Error::from_call("socket"))?;
+                let socket = self
+                    .options
+                    .socket(&self.peer)
+                    .map_err(Error::from_call("socket"))?;
                 if let Some(source) = state.source {
-                    socket.bind(&SockAddr::from(source)).map_err(Error::from_call("bind"))?;
+                    socket
+                        .bind(&SockAddr::from(source))
+                        .map_err(Error::from_call("bind"))?;
                 }
                 socket
             }
@@ -107,7 +118,9 @@ impl Attempt {
         let until = engine.now() + self.options.connect_timeout;
         // The application hears of an immediate failure as of any later one: by an event.
         let failed = match result {
-            Err(error) => error.raw_os_error().filter(|errno| *errno != libc::EINPROGRESS),
+            Err(error) => error
+                .raw_os_error()
+                .filter(|errno| *errno != libc::EINPROGRESS),
             Ok(()) => None,
         };
         let source: Arc<dyn Source> = self.clone();
@@ -117,9 +130,16 @@ impl Attempt {
             engine.sources.remove(token);
             return Err(error);
         }
-        let local = socket.local_addr().ok().and_then(|address| address.as_socket());
+        let local = socket
+            .local_addr()
+            .ok()
+            .and_then(|address| address.as_socket());
         state.token = Some(token);
-        state.step = Step::Tcp { socket, until, failed };
+        state.step = Step::Tcp {
+            socket,
+            until,
+            failed,
+        };
         engine.set_timer(token, Some(until));
         Ok(local)
     }
@@ -152,8 +172,18 @@ impl Attempt {
         let now = engine.now();
         match &mut state.step {
             Step::Over => {}
-            Step::Tcp { socket, until, failed } => {
-                let pending = || socket.take_error().ok().flatten().and_then(|e| e.raw_os_error());
+            Step::Tcp {
+                socket,
+                until,
+                failed,
+            } => {
+                let pending = || {
+                    socket
+                        .take_error()
+                        .ok()
+                        .flatten()
+                        .and_then(|e| e.raw_os_error())
+                };
                 let error = failed.or_else(pending);
                 let connected = error.is_none() && socket.peer_addr().is_ok();
                 if connected {
@@ -218,13 +248,22 @@ impl Attempt {
     ) {
         match outcome {
             InitiatorOutcome::Pending => {}
-            InitiatorOutcome::Established { negotiated, private_data, consumed } => {
-                let Some(socket) = state.take_socket(engine) else { return };
+            InitiatorOutcome::Established {
+                negotiated,
+                private_data,
+                consumed,
+            } => {
+                let Some(socket) = state.take_socket(engine) else {
+                    return;
+                };
                 drop(state);
                 self.establish(socket, negotiated, private_data, &bytes[consumed..]);
             }
             InitiatorOutcome::Rejected { private_data } => {
-                let failure = Failure { private_data, ..Failure::tcp(libc::ECONNREFUSED) };
+                let failure = Failure {
+                    private_data,
+                    ..Failure::tcp(libc::ECONNREFUSED)
+                };
                 self.fail(state, engine, failure);
             }
             InitiatorOutcome::RetryWithRevision1 => {
@@ -263,8 +302,11 @@ impl Attempt {
             if !matches!(state.phase, Phase::Connecting(_)) {
                 return;
             }
-            state.local =
-                socket.local_addr().ok().and_then(|address| address.as_socket()).or(state.local);
+            state.local = socket
+                .local_addr()
+                .ok()
+                .and_then(|address| address.as_socket())
+                .or(state.local);
             // wire of the kernel: own final depths, IRD as initiator_depth.
             let param = ConnParam {
                 private_data,
@@ -311,7 +353,12 @@ impl Failure {
             libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => EventKind::Unreachable,
             _ => EventKind::ConnectError,
         };
-        Self { kind, status: -errno, private_data: Vec::new(), last_words: Vec::new() }
+        Self {
+            kind,
+            status: -errno,
+            private_data: Vec::new(),
+            last_words: Vec::new(),
+        }
     }
 }
 

@@ -102,7 +102,10 @@ impl Default for ConnParam {
 impl ConnParam {
     /// The default parameters with private data.
     pub fn with_private_data(private_data: impl Into<Vec<u8>>) -> Self {
-        Self { private_data: private_data.into(), ..Self::default() }
+        Self {
+            private_data: private_data.into(),
+            ..Self::default()
+        }
     }
 }
 
@@ -210,7 +213,9 @@ pub struct EventChannel {
 impl EventChannel {
     /// A new channel. Fails with EMFILE if no file descriptor is left.
     pub fn new() -> Result<Self> {
-        Ok(Self { queue: Arc::new(EventQueue::new()?) })
+        Ok(Self {
+            queue: Arc::new(EventQueue::new()?),
+        })
     }
 
     /// Readable while events are queued; for poll, select and epoll (level or edge triggered).
@@ -224,7 +229,9 @@ impl EventChannel {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let Some(queued) = self.queue.pop(left)? else { return Ok(None) };
+            let Some(queued) = self.queue.pop(left)? else {
+                return Ok(None);
+            };
             // An identifier that was destroyed meanwhile has no events any more.
             if let Some(event) = queued.fetch() {
                 return Ok(Some(event));
@@ -243,7 +250,9 @@ impl EventChannel {
 
 impl fmt::Debug for EventChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventChannel").field("queued", &self.queue.len()).finish()
+        f.debug_struct("EventChannel")
+            .field("queued", &self.queue.len())
+            .finish()
     }
 }
 

@@ -125,12 +125,19 @@ impl IdShared {
     }
 
     pub(super) fn channel(&self) -> EventChannel {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.channel
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// A new handle, while the application still has one.
     pub(super) fn handle(&self) -> Option<CmId> {
-        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        let handle = self
+            .handle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .upgrade()?;
         Some(CmId { handle })
     }
 
@@ -231,7 +238,10 @@ impl IdShared {
         if let Some(qp) = qp {
             qp.inner().abort(CloseCause::Local);
         }
-        let param = ConnParam { private_data, ..ConnParam::default().cleared() };
+        let param = ConnParam {
+            private_data,
+            ..ConnParam::default().cleared()
+        };
         self.report(kind, status, param);
     }
 

@@ -78,10 +78,19 @@ impl CmId {
 
     fn create(channel: &EventChannel, ps: PortSpace, context: u64, sync: bool) -> Result<Self> {
         if ps != PortSpace::Tcp {
-            return Err(Error::not_supported("ps", "iWARP has the port space RDMA_PS_TCP only"));
+            return Err(Error::not_supported(
+                "ps",
+                "iWARP has the port space RDMA_PS_TCP only",
+            ));
         }
         Engine::get()?;
-        Ok(IdShared::create(channel, ps, context, sync, Options::default()))
+        Ok(IdShared::create(
+            channel,
+            ps,
+            context,
+            sync,
+            Options::default(),
+        ))
     }
 
     fn shared(&self) -> &Arc<IdShared> {
@@ -134,7 +143,10 @@ impl CmId {
     /// [`CmOption::ReuseAddr`] and the buffer sizes before `bind_addr`.
     pub fn set_option(&self, option: CmOption) -> Result<()> {
         let mut state = self.shared().lock();
-        state.options.set(option).map_err(|(what, why)| Error::invalid(what, why))
+        state
+            .options
+            .set(option)
+            .map_err(|(what, why)| Error::invalid(what, why))
     }
 
     /// Binds to a local address. A wildcard address stands for all devices; port 0 for a free
@@ -172,12 +184,17 @@ impl CmId {
             }
             if let Some(src) = src {
                 if matches!(state.phase, Phase::Bound) {
-                    return Err(Error::invalid("src_addr", "the identifier is bound already"));
+                    return Err(Error::invalid(
+                        "src_addr",
+                        "the identifier is bound already",
+                    ));
                 }
                 // Not a port of its own: any number of connections may share a source address.
                 resolve::check_bind(src)?;
             }
-            let from = src.or(state.local).filter(|from| !from.ip().is_unspecified());
+            let from = src
+                .or(state.local)
+                .filter(|from| !from.ip().is_unspecified());
             let resolved = resolve::resolve(from, dst)?;
             state.verbs = Some(Context::shared(&resolved.device)?);
             if let Some(src) = src
@@ -192,7 +209,8 @@ impl CmId {
             state.peer = Some(resolved.dst);
             state.phase = Phase::AddrResolved;
         }
-        self.shared().report(EventKind::AddrResolved, 0, ConnParam::default().cleared());
+        self.shared()
+            .report(EventKind::AddrResolved, 0, ConnParam::default().cleared());
         self.wait_for(EventKind::AddrResolved)
     }
 
@@ -206,7 +224,8 @@ impl CmId {
             }
             state.phase = Phase::RouteResolved;
         }
-        self.shared().report(EventKind::RouteResolved, 0, ConnParam::default().cleared());
+        self.shared()
+            .report(EventKind::RouteResolved, 0, ConnParam::default().cleared());
         self.wait_for(EventKind::RouteResolved)
     }
 
@@ -223,7 +242,11 @@ impl CmId {
             return Err(wrong_phase(&state, "listen"));
         }
         let backlog = usize::try_from(backlog).unwrap_or(0);
-        let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
+        let backlog = if backlog == 0 {
+            MAX_BACKLOG
+        } else {
+            backlog.min(MAX_BACKLOG)
+        };
         let Some(socket) = state.socket.take() else {
             return Err(Error::invalid("id", "is not bound"));
         };
@@ -237,7 +260,10 @@ impl CmId {
     /// Waits for the next connect request of a synchronous listener.
     pub fn get_request(&self) -> Result<Self> {
         if !self.shared().sync {
-            return Err(Error::invalid("id", "has an event channel: take its events"));
+            return Err(Error::invalid(
+                "id",
+                "has an event channel: take its events",
+            ));
         }
         loop {
             let event = self.channel().get_event(None)?;
@@ -305,7 +331,9 @@ impl CmId {
             if !matches!(state.phase, Phase::RouteResolved) {
                 return Err(wrong_phase(&state, "connect"));
             }
-            let Some(peer) = state.peer else { return Err(wrong_phase(&state, "connect")) };
+            let Some(peer) = state.peer else {
+                return Err(wrong_phase(&state, "connect"));
+            };
             let Some(qp) = state.qp.clone() else {
                 return Err(Error::invalid("id", "has no queue pair"));
             };
@@ -359,7 +387,12 @@ impl CmId {
             let Some(qp) = state.qp.clone() else {
                 return Err(Error::invalid("id", "has no queue pair"));
             };
-            (request.clone(), qp, wishes(param, &state.options)?, state.options)
+            (
+                request.clone(),
+                qp,
+                wishes(param, &state.options)?,
+                state.options,
+            )
         };
         qp.inner().to_rtr()?;
         let accepted = request.accept(&wishes, &param.private_data);
@@ -385,7 +418,10 @@ impl CmId {
         };
         drop(before);
         let sizing = options.sizing(&(&accepted.socket).into());
-        let role = Role::Responder { grace: options.grace, rtr_timeout: RTR_TIMEOUT };
+        let role = Role::Responder {
+            grace: options.grace,
+            rtr_timeout: RTR_TIMEOUT,
+        };
         qp.inner().attach(
             accepted.socket,
             role,
@@ -463,8 +499,13 @@ impl CmId {
                 return Ok(());
             }
             return Err(match event.kind() {
-                EventKind::Rejected => Error::Rejected { status: event.status() },
-                kind => Error::Cm { event: kind.name(), status: event.status() },
+                EventKind::Rejected => Error::Rejected {
+                    status: event.status(),
+                },
+                kind => Error::Cm {
+                    event: kind.name(),
+                    status: event.status(),
+                },
             });
         }
     }
@@ -472,13 +513,21 @@ impl CmId {
 
 fn bind(state: &mut State, address: SocketAddr) -> Result<()> {
     let device: Option<Device> = resolve::check_bind(address)?;
-    let socket = state.options.socket(&address).map_err(Error::from_call("socket"))?;
-    socket.bind(&SockAddr::from(address)).map_err(|error| match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => Error::AddrInUse { address },
-        Some(errno) => Error::os("bind", errno),
-        None => Error::os("bind", libc::EINVAL),
-    })?;
-    state.local = socket.local_addr().ok().and_then(|address| address.as_socket());
+    let socket = state
+        .options
+        .socket(&address)
+        .map_err(Error::from_call("socket"))?;
+    socket
+        .bind(&SockAddr::from(address))
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::EADDRINUSE) => Error::AddrInUse { address },
+            Some(errno) => Error::os("bind", errno),
+            None => Error::os("bind", libc::EINVAL),
+        })?;
+    state.local = socket
+        .local_addr()
+        .ok()
+        .and_then(|address| address.as_socket());
     if let Some(device) = device {
         state.verbs = Some(Context::shared(&device)?);
     }
@@ -487,12 +536,18 @@ fn bind(state: &mut State, address: SocketAddr) -> Result<()> {
 }
 
 fn wrong_phase(state: &State, call: &str) -> Error {
-    Error::invalid("id", format!("cannot {call}: the identifier is {}", state.phase.name()))
+    Error::invalid(
+        "id",
+        format!("cannot {call}: the identifier is {}", state.phase.name()),
+    )
 }
 
 fn check_private_data(private_data: &[u8]) -> Result<()> {
     if private_data.len() > MAX_PRIVATE_DATA {
-        return Err(Error::invalid("private_data", "iWARP carries up to 251 octets"));
+        return Err(Error::invalid(
+            "private_data",
+            "iWARP carries up to 251 octets",
+        ));
     }
     Ok(())
 }

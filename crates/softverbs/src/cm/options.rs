@@ -150,7 +150,10 @@ impl Options {
         if let Some(idle) = self.keepalive {
             let interval = (idle / 5).max(Duration::from_secs(1));
             socket.set_tcp_keepalive(
-                &TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(5),
+                &TcpKeepalive::new()
+                    .with_time(idle)
+                    .with_interval(interval)
+                    .with_retries(5),
             )?;
             // The same for a peer that vanishes while octets are under way.
             socket.set_tcp_user_timeout(Some(idle * 3))?;
@@ -167,9 +170,16 @@ impl Options {
 
     pub(super) fn sizing(&self, socket: &SockRef<'_>) -> FpduSizing {
         if self.mpa_aware {
-            let emss = socket.tcp_mss().unwrap_or(536).clamp(128, u32::from(u16::MAX));
-            return FpduSizing::MpaAware { emss: u16::try_from(emss).unwrap_or(u16::MAX) };
+            let emss = socket
+                .tcp_mss()
+                .unwrap_or(536)
+                .clamp(128, u32::from(u16::MAX));
+            return FpduSizing::MpaAware {
+                emss: u16::try_from(emss).unwrap_or(u16::MAX),
+            };
         }
-        FpduSizing::Largest { limit: self.fpdu_limit }
+        FpduSizing::Largest {
+            limit: self.fpdu_limit,
+        }
     }
 }

@@ -14,8 +14,8 @@ use socket2::{SockRef, Socket};
 use softverbs_proto::iwarp::negotiate::{Negotiated, Responder, ResponderOutcome, Wishes};
 use softverbs_proto::time::Time;
 
-use super::event::{BacklogPlace, ConnParam};
 use super::active::depth;
+use super::event::{BacklogPlace, ConnParam};
 use super::id::{IdShared, Phase};
 use super::options::Options;
 use super::resolve;
@@ -71,15 +71,27 @@ impl Listener {
         });
         let source: Arc<dyn Source> = listener.clone();
         let token = engine.sources.add(source);
-        *listener.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
-        engine.watch(Set::Control, token, listener.socket.as_fd(), EpollFlags::EPOLLIN)?;
+        *listener
+            .token
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(token);
+        engine.watch(
+            Set::Control,
+            token,
+            listener.socket.as_fd(),
+            EpollFlags::EPOLLIN,
+        )?;
         Ok(listener)
     }
 
     /// No new requests; incomplete ones are dropped.
     pub(super) fn close(&self) {
         let Ok(engine) = Engine::get() else { return };
-        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let token = self
+            .token
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         engine.unwatch(Set::Control, self.socket.as_fd());
         // The socket may live on for a moment in the engine's hands; nobody may connect to it.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
@@ -88,7 +100,10 @@ impl Listener {
             engine.sources.remove(token);
         }
         let incomplete: Vec<_> = {
-            let mut map = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut map = self
+                .incomplete
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             map.drain().map(|(_, request)| request).collect()
         };
         for request in incomplete {
@@ -100,7 +115,9 @@ impl Listener {
         for _ in 0..ACCEPT_BUDGET {
             match self.socket.accept() {
                 Ok((socket, peer)) => {
-                    let Some(peer) = peer.as_socket() else { continue };
+                    let Some(peer) = peer.as_socket() else {
+                        continue;
+                    };
                     let _ = self.welcome(engine, socket, peer);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -125,11 +142,16 @@ impl Listener {
     }
 
     fn welcome(&self, engine: &Engine, socket: Socket, peer: SocketAddr) -> Result<()> {
-        let mut incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut incomplete = self
+            .incomplete
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if incomplete.len() >= MAX_INCOMPLETE {
             return Ok(());
         }
-        socket.set_nonblocking(true).map_err(Error::from_call("fcntl"))?;
+        socket
+            .set_nonblocking(true)
+            .map_err(Error::from_call("fcntl"))?;
         self.options
             .apply(&SockRef::from(&socket), peer.is_ipv6())
             .map_err(Error::from_call("setsockopt"))?;
@@ -139,15 +161,20 @@ impl Listener {
             me: me.clone(),
             listener: self.me.clone(),
             peer,
-            state: Mutex::new(RequestState { socket: Some(socket), responder, token: None }),
+            state: Mutex::new(RequestState {
+                socket: Some(socket),
+                responder,
+                token: None,
+            }),
         });
         let source: Arc<dyn Source> = request.clone();
         let token = engine.sources.add(source);
         let mut state = request.lock();
         state.token = Some(token);
-        let watched = state.socket.as_ref().map(|socket| {
-            engine.watch(Set::Control, token, socket.as_fd(), EpollFlags::EPOLLIN)
-        });
+        let watched = state
+            .socket
+            .as_ref()
+            .map(|socket| engine.watch(Set::Control, token, socket.as_fd(), EpollFlags::EPOLLIN));
         engine.set_timer(token, deadline);
         drop(state);
         if let Some(Err(error)) = watched {
@@ -160,7 +187,10 @@ impl Listener {
 
     fn forget(&self, token: Option<Token>) {
         if let Some(token) = token {
-            let mut map = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut map = self
+                .incomplete
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             map.remove(&token.as_u64());
         }
     }
@@ -204,7 +234,12 @@ impl Source for Listener {
     fn timeout(&self, engine: &Engine, _: Time) {
         let token = *self.token.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(token) = token {
-            engine.rewatch(Set::Control, token, self.socket.as_fd(), EpollFlags::EPOLLIN);
+            engine.rewatch(
+                Set::Control,
+                token,
+                self.socket.as_fd(),
+                EpollFlags::EPOLLIN,
+            );
         }
     }
 }
@@ -239,7 +274,12 @@ impl Request {
     fn step(&self, engine: &Engine, timed_out: bool) {
         let mut state = self.lock();
         let now = engine.now();
-        let RequestState { socket: Some(socket), responder, token: Some(_) } = &mut *state else {
+        let RequestState {
+            socket: Some(socket),
+            responder,
+            token: Some(_),
+        } = &mut *state
+        else {
             return;
         };
         let outcome = if timed_out {
@@ -257,10 +297,17 @@ impl Request {
                 Err(_) => responder.on_eof(),
             }
         };
-        let local = socket.local_addr().ok().and_then(|address| address.as_socket());
+        let local = socket
+            .local_addr()
+            .ok()
+            .and_then(|address| address.as_socket());
         match outcome {
             ResponderOutcome::Pending => {}
-            ResponderOutcome::Request { peer_ord, peer_ird, private_data } => {
+            ResponderOutcome::Request {
+                peer_ord,
+                peer_ird,
+                private_data,
+            } => {
                 let token = state.unwatch(engine);
                 drop(state);
                 let param = ConnParam {
@@ -337,7 +384,10 @@ impl Request {
                 early,
             }),
             Ok(_) => Err(Error::os("send", libc::ECONNRESET)),
-            Err(error) => Err(Error::os("send", error.raw_os_error().unwrap_or(libc::ECONNRESET))),
+            Err(error) => Err(Error::os(
+                "send",
+                error.raw_os_error().unwrap_or(libc::ECONNRESET),
+            )),
         }
     }
 }

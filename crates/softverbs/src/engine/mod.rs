@@ -173,13 +173,20 @@ impl Engine {
     }
 
     fn next_timer(&self) -> Option<Time> {
-        self.timers.lock().unwrap_or_else(PoisonError::into_inner).next()
+        self.timers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next()
     }
 
     fn run_timers(&self) {
         let now = self.now();
         loop {
-            let due = self.timers.lock().unwrap_or_else(PoisonError::into_inner).pop_due(now);
+            let due = self
+                .timers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop_due(now);
             let Some(token) = due else { return };
             if let Some(source) = self.sources.find(token) {
                 source.timeout(self, now);
@@ -196,7 +203,10 @@ impl Engine {
     /// An application thread polls: it does the work now.
     pub(crate) fn note_poll(&self) {
         // Lost increments are harmless: any change will do.
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls.store(
+            self.polls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
     }
 
     /// A completion queue was armed: from now on nobody may be polling.
@@ -220,7 +230,10 @@ impl Engine {
     /// Leaves sending to the next poll. If the engine stopped backing off meanwhile, it is done
     /// here and now.
     pub(crate) fn defer(&self, qp: &QpInner) {
-        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(qp.weak());
+        self.deferred
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(qp.weak());
         // SeqCst pairs with `leave_back_off`: either that sees the flag or we see the change.
         self.deferred_any.store(true, Ordering::SeqCst);
         if !self.backed_off.load(Ordering::SeqCst) {
@@ -235,7 +248,12 @@ impl Engine {
         }
         self.deferred_any.store(false, Ordering::SeqCst);
         let mut todo: SmallVec<[Weak<QpInner>; 8]> = SmallVec::new();
-        todo.extend(self.deferred.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
+        todo.extend(
+            self.deferred
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .drain(..),
+        );
         for qp in todo {
             if let Some(qp) = qp.upgrade() {
                 qp.flush_deferred();

@@ -94,13 +94,19 @@ impl Sources {
     pub(crate) fn remove(&self, token: Token) {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let index = token.index();
-        let Some(slot) = slots.slots.get_mut(index) else { return };
+        let Some(slot) = slots.slots.get_mut(index) else {
+            return;
+        };
         if Token::new(slot.generation, index as u32) != token || slot.source.is_none() {
             return;
         }
         let gone = slot.source.take();
         // The last generation is kept for reserved tokens.
-        slot.generation = if slot.generation >= u32::MAX - 1 { 0 } else { slot.generation + 1 };
+        slot.generation = if slot.generation >= u32::MAX - 1 {
+            0
+        } else {
+            slot.generation + 1
+        };
         slots.free.push(index as u32);
         drop(slots);
         // Its destructor may come back here.
@@ -156,6 +162,11 @@ mod tests {
         assert_eq!(first.index(), second.index());
         assert_ne!(first, second);
         assert!(sources.find(first).is_none());
-        assert_eq!(sources.find_all(&[(first.as_u64(), 1), (second.as_u64(), 2)]).len(), 1);
+        assert_eq!(
+            sources
+                .find_all(&[(first.as_u64(), 1), (second.as_u64(), 2)])
+                .len(),
+            1
+        );
     }
 }

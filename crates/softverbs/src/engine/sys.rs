@@ -20,7 +20,11 @@ pub(crate) struct IoList<'a> {
 
 impl<'a> IoList<'a> {
     pub(crate) fn new() -> Self {
-        Self { iov: smallvec::SmallVec::new(), pins: smallvec::SmallVec::new(), len: 0 }
+        Self {
+            iov: smallvec::SmallVec::new(),
+            pins: smallvec::SmallVec::new(),
+            len: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -50,7 +54,10 @@ impl<'a> IoList<'a> {
 
     fn push(&mut self, base: *mut u8, len: usize) {
         if len > 0 {
-            self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+            self.iov.push(libc::iovec {
+                iov_base: base.cast(),
+                iov_len: len,
+            });
             self.len += len;
         }
     }
@@ -85,7 +92,12 @@ impl<'a> IoList<'a> {
             // that `Pin::range` checked in a region whose pin `self` holds; memory of regions is
             // only ever accessed through raw pointers, so no reference is invalidated.
             unsafe {
-                libc::recv(fd.as_raw_fd(), only.iov_base, only.iov_len, libc::MSG_DONTWAIT)
+                libc::recv(
+                    fd.as_raw_fd(),
+                    only.iov_base,
+                    only.iov_len,
+                    libc::MSG_DONTWAIT,
+                )
             }
         } else {
             // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
@@ -101,7 +113,10 @@ impl<'a> IoList<'a> {
 
 impl std::fmt::Debug for IoList<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IoList").field("elements", &self.iov.len()).field("len", &self.len).finish()
+        f.debug_struct("IoList")
+            .field("elements", &self.iov.len())
+            .field("len", &self.len)
+            .finish()
     }
 }
 

@@ -80,8 +80,10 @@ impl Engine {
         self.flush_deferred();
         // One-shot: `data` stays ready while its sockets are, and must not keep waking a thread
         // that has decided to leave it to others.
-        let mut arm =
-            EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, DATA.as_u64());
+        let mut arm = EpollEvent::new(
+            EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT,
+            DATA.as_u64(),
+        );
         let _ = self.control.modify(&self.data.0, &mut arm);
     }
 

@@ -110,16 +110,26 @@ impl QpInner {
         let mut core = self.lock();
         let from = core.state;
         if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_qp_state != from {
-            return Err(Error::invalid("cur_qp_state", format!("the queue pair is in {from}")));
+            return Err(Error::invalid(
+                "cur_qp_state",
+                format!("the queue pair is in {from}"),
+            ));
         }
-        let to = if mask.contains(QpAttrMask::STATE) { attr.qp_state } else { from };
+        let to = if mask.contains(QpAttrMask::STATE) {
+            attr.qp_state
+        } else {
+            from
+        };
         check_iwarp(from, to, mask)
             .map_err(|error| Error::invalid("qp_attr", error.to_string()))?;
         if mask.contains(QpAttrMask::PORT) && attr.port_num != 1 {
             return Err(Error::invalid("port_num", "the device has one port: 1"));
         }
         if mask.contains(QpAttrMask::PKEY_INDEX) && attr.pkey_index != 0 {
-            return Err(Error::invalid("pkey_index", "the P_Key table has one entry: 0"));
+            return Err(Error::invalid(
+                "pkey_index",
+                "the P_Key table has one entry: 0",
+            ));
         }
         if mask.contains(QpAttrMask::RNR_RETRY) && attr.rnr_retry > 7 {
             return Err(Error::invalid("rnr_retry", "must be in 0 ..= 7"));
@@ -149,7 +159,10 @@ impl QpInner {
 
     /// What the connection manager does in `rdma_create_qp`: receives may be posted.
     pub(crate) fn to_init(&self) -> Result<()> {
-        let attr = QpAttr { qp_state: QpState::Init, ..QpAttr::default() };
+        let attr = QpAttr {
+            qp_state: QpState::Init,
+            ..QpAttr::default()
+        };
         self.modify(&attr, QpAttrMask::STATE)
     }
 
@@ -158,11 +171,17 @@ impl QpInner {
         let state = self.state();
         match state {
             QpState::Init => {
-                let attr = QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() };
+                let attr = QpAttr {
+                    qp_state: QpState::Rtr,
+                    ..QpAttr::default()
+                };
                 self.modify(&attr, QpAttrMask::STATE)
             }
             QpState::Rtr | QpState::Rts => Ok(()),
-            _ => Err(Error::invalid("qp", format!("the queue pair is in {state}"))),
+            _ => Err(Error::invalid(
+                "qp",
+                format!("the queue pair is in {state}"),
+            )),
         }
     }
 }

@@ -36,8 +36,11 @@ impl QpInner {
         self.flush_receives(core);
         let lost = matches!(cause, Some(CloseCause::Lost));
         if let Some(connection) = core.connection.take() {
-            let pending =
-                if lost { Vec::new() } else { rest_of_stream(self, core, &connection) };
+            let pending = if lost {
+                Vec::new()
+            } else {
+                rest_of_stream(self, core, &connection)
+            };
             self.engine.set_timer(connection.token, None);
             self.engine.unwatch(Set::Data, connection.socket.as_fd());
             self.engine.sources.remove(connection.token);
@@ -150,7 +153,8 @@ fn rest_of_stream(qp: &QpInner, core: &mut Core, connection: &Connection) -> Vec
         }
     }
     let mut last = TxBatch::new();
-    core.stream.poll_transmit(qp.engine.now(), &mut memory, &mut last, 4096, 64);
+    core.stream
+        .poll_transmit(qp.engine.now(), &mut memory, &mut last, 4096, 64);
     let all = 0..last.len();
     copy_range(&memory, &last, all, &mut out);
     out
@@ -164,7 +168,10 @@ fn copy_range(
 ) -> bool {
     let mut position = 0;
     for piece in batch.pieces() {
-        let (from, to) = (range.start.max(position), range.end.min(position + piece.len()));
+        let (from, to) = (
+            range.start.max(position),
+            range.end.min(position + piece.len()),
+        );
         if from < to {
             let (skip, len) = (from - position, to - from);
             match *piece {
@@ -174,12 +181,10 @@ fn copy_range(
                 Piece::Memory { key, addr, .. } => {
                     let at = out.len();
                     out.resize(at + len, 0);
-                    let read = memory.regions().read(
-                        key,
-                        addr + skip as u64,
-                        &mut out[at..],
-                        memory.pd(),
-                    );
+                    let read =
+                        memory
+                            .regions()
+                            .read(key, addr + skip as u64, &mut out[at..], memory.pd());
                     if read.is_err() {
                         return false;
                     }
@@ -230,7 +235,9 @@ impl Linger {
             } else {
                 EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT
             };
-            engine.watch(Set::Control, token, socket.as_fd(), interest).is_ok()
+            engine
+                .watch(Set::Control, token, socket.as_fd(), interest)
+                .is_ok()
         });
         if watched {
             engine.set_timer(token, Some(engine.now() + LINGER));
@@ -245,7 +252,9 @@ impl Linger {
 impl LingerState {
     /// Whether all is done.
     fn progress(&mut self) -> bool {
-        let Some(socket) = &self.socket else { return true };
+        let Some(socket) = &self.socket else {
+            return true;
+        };
         let fd = socket.as_fd();
         while self.sent < self.pending.len() {
             let mut list = IoList::new();
@@ -295,7 +304,8 @@ impl Source for Linger {
             drop(state);
             engine.set_timer(token, None);
             engine.sources.remove(token);
-        } else if state.finished && !before
+        } else if state.finished
+            && !before
             && let Some(socket) = &state.socket
         {
             engine.rewatch(Set::Control, token, socket.as_fd(), EpollFlags::EPOLLIN);

@@ -115,8 +115,10 @@ impl QpInner {
     /// An application thread polls: does the work, unless another thread is at it.
     pub(crate) fn drive(&self) {
         if let Ok(mut core) = self.core.try_lock() {
-            self.driven
-                .store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            self.driven.store(
+                self.driven.load(Ordering::Relaxed).wrapping_add(1),
+                Ordering::Relaxed,
+            );
             self.work(&mut core);
         }
     }
@@ -149,18 +151,26 @@ impl QpInner {
         let mut memory = QpMemory::new(self);
         STAGE.with_borrow_mut(|stage| {
             for _ in 0..BUDGET {
-                let Some(connection) = &core.connection else { return };
-                let direct: usize =
-                    core.stream.direct().map_or(0, |d| d.iter().map(|&(_, _, len)| len).sum());
+                let Some(connection) = &core.connection else {
+                    return;
+                };
+                let direct: usize = core
+                    .stream
+                    .direct()
+                    .map_or(0, |d| d.iter().map(|&(_, _, len)| len).sum());
                 let mut list = IoList::new();
                 let mut placed_most = 0;
                 if direct >= DIRECT_MIN
                     && let Some(pieces) = core.stream.direct()
                 {
                     for &(key, addr, len) in pieces {
-                        let Ok((pin, start)) =
-                            memory.regions().iovec(key, addr, len, Access::LOCAL_WRITE, memory.pd())
-                        else {
+                        let Ok((pin, start)) = memory.regions().iovec(
+                            key,
+                            addr,
+                            len,
+                            Access::LOCAL_WRITE,
+                            memory.pd(),
+                        ) else {
                             // Deregistered in the middle of a message: let the stream find out.
                             break;
                         };
@@ -195,7 +205,8 @@ impl QpInner {
                             core.stream.on_direct(now, &mut memory, placed);
                         }
                         if got > placed {
-                            core.stream.on_bytes(now, &mut memory, &stage[..got - placed]);
+                            core.stream
+                                .on_bytes(now, &mut memory, &stage[..got - placed]);
                         }
                         if got < asked {
                             return;
@@ -215,7 +226,9 @@ impl QpInner {
         let mut memory = QpMemory::new(self);
         let now = self.engine.now();
         for _ in 0..BUDGET {
-            let Some(connection) = &mut core.connection else { return };
+            let Some(connection) = &mut core.connection else {
+                return;
+            };
             if connection.batch.is_empty() {
                 if !core.stream.wants_transmit() {
                     break;
@@ -247,7 +260,10 @@ impl QpInner {
                     return;
                 }
                 Sent::Gone(fault) => {
-                    core.stream.abort(CloseCause::Fault(Fault::Local(LocalFault::Protection(fault))));
+                    core.stream
+                        .abort(CloseCause::Fault(Fault::Local(LocalFault::Protection(
+                            fault,
+                        ))));
                     return;
                 }
             }
@@ -289,8 +305,7 @@ impl QpInner {
             }
         }
         self.hand_out(core);
-        if core.state == QpState::Rts
-            && (self.send_cq.has_overrun() || self.recv_cq.has_overrun())
+        if core.state == QpState::Rts && (self.send_cq.has_overrun() || self.recv_cq.has_overrun())
         {
             core.stream.abort(CloseCause::Local);
             self.settle(core);
@@ -328,7 +343,10 @@ impl Connection {
         // With records each call ends with a frame.
         let stop = if self.mpa_aware {
             let ends = self.batch.frame_ends();
-            ends.iter().copied().find(|&end| end > self.sent).unwrap_or(self.batch.len())
+            ends.iter()
+                .copied()
+                .find(|&end| end > self.sent)
+                .unwrap_or(self.batch.len())
         } else {
             self.batch.len()
         };
@@ -347,7 +365,10 @@ impl Connection {
                 }
                 Piece::Memory { key, addr, .. } => {
                     let addr = addr + skip as u64;
-                    match memory.regions().iovec(key, addr, take, Access::empty(), memory.pd()) {
+                    match memory
+                        .regions()
+                        .iovec(key, addr, take, Access::empty(), memory.pd())
+                    {
                         Ok((pin, start)) => list.push_pinned(pin, start, take),
                         Err(fault) => return Sent::Gone(fault),
                     }
@@ -398,7 +419,11 @@ impl Source for QpInner {
         if let Some(connection) = &mut core.connection {
             connection.timer = None;
         }
-        if core.stream.deadline().is_some_and(|deadline| deadline <= now) {
+        if core
+            .stream
+            .deadline()
+            .is_some_and(|deadline| deadline <= now)
+        {
             core.stream.on_timeout(now);
         }
         self.work(&mut core);

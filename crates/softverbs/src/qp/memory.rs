@@ -17,7 +17,11 @@ pub(super) struct QpMemory<'a> {
 
 impl<'a> QpMemory<'a> {
     pub(super) fn new(qp: &'a QpInner) -> Self {
-        Self { qp, regions: &qp.pd.context().inner().regions, pd: qp.pd.id() }
+        Self {
+            qp,
+            regions: &qp.pd.context().inner().regions,
+            pd: qp.pd.id(),
+        }
     }
 
     pub(super) fn regions(&self) -> &'a MrTable {
@@ -34,7 +38,8 @@ impl Memory for QpMemory<'_> {
         if sge.length == 0 {
             return Ok(());
         }
-        self.regions.check(sge.lkey.get(), sge.addr, sge.length.into(), need, self.pd)
+        self.regions
+            .check(sge.lkey.get(), sge.addr, sge.length.into(), need, self.pd)
     }
 
     fn check_remote(

@@ -157,7 +157,10 @@ impl Qp {
         }
         let rq = match attr.srq {
             Some(srq) if srq.pd_id() != pd.id() => {
-                return Err(Error::invalid("srq", "belongs to another protection domain"));
+                return Err(Error::invalid(
+                    "srq",
+                    "belongs to another protection domain",
+                ));
             }
             Some(_) => RecvQueue::new(0, 0),
             None => RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
@@ -195,7 +198,9 @@ impl Qp {
         });
         inner.send_cq.attach(&inner.me);
         inner.recv_cq.attach(&inner.me);
-        Ok(Self { handle: Arc::new(Handle(inner)) })
+        Ok(Self {
+            handle: Arc::new(Handle(inner)),
+        })
     }
 
     pub(crate) fn inner(&self) -> &Arc<QpInner> {
@@ -232,7 +237,9 @@ impl Qp {
     /// that the connection does not offer. Keys and bounds are checked when the request is
     /// carried out: a fault there is a completion with an error.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        self.inner().post_send(std::slice::from_ref(wr)).map_err(|(_, error)| error)
+        self.inner()
+            .post_send(std::slice::from_ref(wr))
+            .map_err(|(_, error)| error)
     }
 
     /// Posts several send requests, which may leave together. On an error: the index of the
@@ -249,16 +256,19 @@ impl Qp {
 
     /// Posts several receive requests; on an error as [`Qp::post_send_list`].
     pub fn post_recv_list(&self, wrs: &[RecvWr<'_>]) -> std::result::Result<(), (usize, Error)> {
-        wrs.iter().enumerate().try_for_each(|(index, wr)| {
-            self.inner().post_recv(wr).map_err(|error| (index, error))
-        })
+        wrs.iter()
+            .enumerate()
+            .try_for_each(|(index, wr)| self.inner().post_recv(wr).map_err(|error| (index, error)))
     }
 }
 
 fn check_cap(attr: &QpInitAttr<'_>) -> Result<QpCap> {
     let mut cap = attr.cap;
     if attr.qp_type != QpType::Rc {
-        return Err(Error::not_supported("qp_type", "iWARP has reliable connections only"));
+        return Err(Error::not_supported(
+            "qp_type",
+            "iWARP has reliable connections only",
+        ));
     }
     if attr.srq.is_some() {
         // Not used, so not judged either.
@@ -269,7 +279,11 @@ fn check_cap(attr: &QpInitAttr<'_>) -> Result<QpCap> {
         ("max_recv_wr", cap.max_recv_wr, limits::MAX_QP_WR),
         ("max_send_sge", cap.max_send_sge, limits::MAX_SGE),
         ("max_recv_sge", cap.max_recv_sge, limits::MAX_SGE),
-        ("max_inline_data", cap.max_inline_data, limits::MAX_INLINE_DATA),
+        (
+            "max_inline_data",
+            cap.max_inline_data,
+            limits::MAX_INLINE_DATA,
+        ),
     ];
     for (what, asked, most) in checks {
         if asked > most {
@@ -361,12 +375,20 @@ impl QpInner {
         if payload.len() > u64::from(limits::MAX_MSG_SZ) {
             return Err(Misuse::MessageTooLong.into());
         }
-        Ok(SendRequest { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, payload })
+        Ok(SendRequest {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            payload,
+        })
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
         if self.srq.is_some() {
-            return Err(Error::invalid("srq", "receives are posted to the shared receive queue"));
+            return Err(Error::invalid(
+                "srq",
+                "receives are posted to the shared receive queue",
+            ));
         }
         if self.state() == QpState::Reset {
             return Err(Misuse::State.into());
@@ -394,6 +416,8 @@ impl fmt::Debug for Qp {
 
 impl fmt::Debug for QpInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Qp").field("qp_num", &self.qp_num).finish_non_exhaustive()
+        f.debug_struct("Qp")
+            .field("qp_num", &self.qp_num)
+            .finish_non_exhaustive()
     }
 }

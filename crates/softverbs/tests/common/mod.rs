@@ -1,5 +1,10 @@
 //! Two ends of a connection in one process.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test file uses its part"
+)]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -44,7 +49,11 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             address: ([127, 0, 0, 1], 0).into(),
-            cap: QpCap { max_send_wr: 512, max_recv_wr: 512, ..QpCap::default() },
+            cap: QpCap {
+                max_send_wr: 512,
+                max_recv_wr: 512,
+                ..QpCap::default()
+            },
             len: 1 << 20,
             server_options: Vec::new(),
             client_options: Vec::new(),
@@ -54,7 +63,10 @@ impl Default for Setup {
 }
 
 pub fn next_event(channel: &EventChannel) -> CmEvent {
-    channel.get_event(Some(PATIENCE)).unwrap().expect("an event in time")
+    channel
+        .get_event(Some(PATIENCE))
+        .unwrap()
+        .expect("an event in time")
 }
 
 pub fn expect(channel: &EventChannel, kind: EventKind) -> CmEvent {
@@ -100,10 +112,20 @@ pub fn equip(setup: &Setup, channel: EventChannel, id: CmId) -> End {
     let context = id.verbs().expect("a device");
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(4096, None, 0).unwrap();
-    let attr = QpInitAttr { cap: setup.cap, ..QpInitAttr::rc(&cq, &cq) };
+    let attr = QpInitAttr {
+        cap: setup.cap,
+        ..QpInitAttr::rc(&cq, &cq)
+    };
     let qp = id.create_qp(&pd, &attr).unwrap();
     let mr = pd.alloc_mr(setup.len, ALL).unwrap();
-    End { channel, id, pd, cq, qp, mr }
+    End {
+        channel,
+        id,
+        pd,
+        cq,
+        qp,
+        mr,
+    }
 }
 
 /// The client has called connect, the server has its request and has not answered.
@@ -128,12 +150,19 @@ pub fn pair(setup: &Setup) -> (End, End) {
 
 impl End {
     pub fn recv(&self, wr_id: u64, offset: usize, len: usize) {
-        self.qp.post_recv(&RecvWr { wr_id, sges: &[self.mr.sge(offset, len)] }).unwrap();
+        self.qp
+            .post_recv(&RecvWr {
+                wr_id,
+                sges: &[self.mr.sge(offset, len)],
+            })
+            .unwrap();
     }
 
     pub fn post(&self, wr_id: u64, op: SendOp, offset: usize, len: usize) {
         let sges = [self.mr.sge(offset, len)];
-        self.qp.post_send(&SendWr::new(wr_id, op, SendData::Sges(&sges))).unwrap();
+        self.qp
+            .post_send(&SendWr::new(wr_id, op, SendData::Sges(&sges)))
+            .unwrap();
     }
 
     pub fn send(&self, wr_id: u64, offset: usize, len: usize) {
@@ -179,7 +208,11 @@ pub fn poll(cq: &Cq, count: usize) -> Vec<Wc> {
         let most = room.len().min(count - found.len());
         let got = cq.poll(&mut room[..most]).unwrap();
         found.extend_from_slice(&room[..got]);
-        assert!(Instant::now() < end, "{} of {count} completions in time: {found:?}", found.len());
+        assert!(
+            Instant::now() < end,
+            "{} of {count} completions in time: {found:?}",
+            found.len()
+        );
     }
     found
 }
