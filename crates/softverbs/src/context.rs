@@ -148,6 +148,13 @@ impl fmt::Debug for Context {
     }
 }
 
+impl Device {
+    /// Opens the device. Every call gives a context of its own.
+    pub fn open(&self) -> Result<Context> {
+        Context::open(self)
+    }
+}
+
 /// A protection domain: memory, queue pairs and shared receive queues that may be used together.
 #[derive(Clone)]
 pub struct Pd {

@@ -241,8 +241,10 @@ impl CqInner {
 
     pub(crate) fn attach(&self, qp: &Weak<QpInner>) {
         let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
-        qps.retain(|known| known.strong_count() > 0 && !known.ptr_eq(qp));
-        qps.push(qp.clone());
+        // Send and receive queue may be the same.
+        if !qps.last().is_some_and(|last| last.ptr_eq(qp)) {
+            qps.push(qp.clone());
+        }
     }
 
     pub(crate) fn detach(&self, qp: &Weak<QpInner>) {

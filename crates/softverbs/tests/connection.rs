@@ -480,8 +480,8 @@ fn dropping_an_end_disconnects_the_other() {
 fn what_was_sent_before_a_disconnect_arrives() {
     for _ in 0..20 {
         let (client, server) = pair(&Setup::default());
-        for n in 0..8 {
-            server.recv(n, (n as usize) * 100_000, 100_000);
+        for n in 0..8_usize {
+            server.recv(n as u64, n * 100_000, 100_000);
         }
         let data = client.fill(0, 100_000, 1);
         for n in 0..8 {

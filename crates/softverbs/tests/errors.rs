@@ -39,7 +39,8 @@ fn read_with(forge: impl Fn(&End, u64, Rkey) -> (u64, Rkey)) -> WcStatus {
 
 #[test]
 fn reads_of_what_may_not_be_read() {
-    let ways: [fn(&End, u64, Rkey) -> (u64, Rkey); 6] = [
+    type Way = fn(&End, u64, Rkey) -> (u64, Rkey);
+    let ways: [Way; 6] = [
         |_, addr, rkey| (addr, Rkey::new(rkey.get() ^ 1)),
         |_, addr, rkey| (addr + 4097, rkey),
         |_, addr, rkey| (addr - 1, rkey),

@@ -318,8 +318,8 @@ fn messages_beyond_the_64_kib_edge_keep_their_order() {
         len: 8 << 20,
         ..Setup::default()
     });
-    for n in 0..32_u64 {
-        server.recv(n, (n as usize) * 200_000, 200_000);
+    for n in 0..32_usize {
+        server.recv(n as u64, n * 200_000, 200_000);
     }
     let mut sizes = Vec::new();
     for n in 0..32_usize {

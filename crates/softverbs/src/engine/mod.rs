@@ -272,7 +272,7 @@ impl Engine {
 
     fn serve(&self, ready: &[Ready]) {
         for (source, readiness) in self.sources.find_all(ready) {
-            source.ready(self, EpollFlags::from_bits_truncate(readiness as i32));
+            source.ready(self, readiness);
         }
     }
 }

@@ -43,8 +43,13 @@ impl Token {
         Self(((generation as u64) << 32) | index as u64)
     }
 
-    const fn index(self) -> usize {
-        (self.0 & 0xffff_ffff) as usize
+    #[allow(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+    const fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    const fn place(self) -> usize {
+        self.index() as usize
     }
 }
 
@@ -65,6 +70,9 @@ struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
 }
+
+/// A source and what it is ready for.
+pub(crate) type Found = (Arc<dyn Source>, EpollFlags);
 
 /// The table of all sources.
 #[derive(Default)]
@@ -94,10 +102,10 @@ impl Sources {
     pub(crate) fn remove(&self, token: Token) {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let index = token.index();
-        let Some(slot) = slots.slots.get_mut(index) else {
+        let Some(slot) = slots.slots.get_mut(token.place()) else {
             return;
         };
-        if Token::new(slot.generation, index as u32) != token || slot.source.is_none() {
+        if Token::new(slot.generation, index) != token || slot.source.is_none() {
             return;
         }
         let gone = slot.source.take();
@@ -107,7 +115,7 @@ impl Sources {
         } else {
             slot.generation + 1
         };
-        slots.free.push(index as u32);
+        slots.free.push(index);
         drop(slots);
         // Its destructor may come back here.
         drop(gone);
@@ -116,24 +124,25 @@ impl Sources {
     /// The source of a token.
     pub(crate) fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let slot = slots.slots.get(token.index())?;
-        if Token::new(slot.generation, token.index() as u32) != token {
+        let slot = slots.slots.get(token.place())?;
+        if Token::new(slot.generation, token.index()) != token {
             return None;
         }
         slot.source.clone()
     }
 
     /// The sources of a batch of events, under one lock.
-    pub(crate) fn find_all(&self, ready: &[Ready]) -> SmallVec<[(Arc<dyn Source>, u32); 64]> {
+    pub(crate) fn find_all(&self, ready: &[Ready]) -> SmallVec<[Found; 64]> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         ready
             .iter()
             .filter_map(|&(token, readiness)| {
                 let token = Token(token);
-                let slot = slots.slots.get(token.index())?;
-                if Token::new(slot.generation, token.index() as u32) != token {
+                let slot = slots.slots.get(token.place())?;
+                if Token::new(slot.generation, token.index()) != token {
                     return None;
                 }
+                let readiness = EpollFlags::from_bits_truncate(readiness.cast_signed());
                 Some((slot.source.clone()?, readiness))
             })
             .collect()

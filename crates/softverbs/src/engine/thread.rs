@@ -93,7 +93,7 @@ impl Engine {
         let _ = sys::epoll_wait(self.data.0.as_fd(), &mut ready, Some(Duration::ZERO));
         for (source, readiness) in self.sources.find_all(&ready) {
             if source.neglected() {
-                source.ready(self, EpollFlags::from_bits_truncate(readiness as i32));
+                source.ready(self, readiness);
             }
         }
     }
