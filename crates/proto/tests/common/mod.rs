@@ -11,6 +11,7 @@
 pub mod memory;
 pub mod pair;
 pub mod raw;
+pub mod requests;
 
 use core::time::Duration;
 
