@@ -151,9 +151,15 @@ impl<'a> Pin<'a> {
     /// Pins the region in `slot` if it is valid and has this key.
     pub(super) fn new(slot: &'a Slot, key: u32) -> Option<Self> {
         // Look before writing: keys that lead nowhere must not disturb the slot's region.
-        if !is_valid(slot.state.load(Ordering::Relaxed), key) {
-            return None;
+        if is_valid(slot.state.load(Ordering::Relaxed), key) {
+            Self::enter(slot, key)
+        } else {
+            None
         }
+    }
+
+    /// The part of `new` that decides.
+    pub(super) fn enter(slot: &'a Slot, key: u32) -> Option<Self> {
         let before = slot.state.fetch_add(1, Ordering::Acquire);
         let pin = Self { slot };
         assert!(before & PINS < PINS / 2, "pins leak");

@@ -412,6 +412,27 @@ fn deregistering_waits_for_pins() {
 }
 
 #[test]
+fn a_pin_that_comes_late_goes_without_a_trace() {
+    let memory = Mapping::new(PAGE);
+    let slot = Slot::new(0);
+    let region = memory.region(all_rights());
+    slot.publish(1, &region);
+    // Another thread has seen key 1 here and is about to pin it when the region goes,
+    assert!(slot.revoke(1));
+    assert!(Pin::enter(&slot, 1).is_none());
+    // and perhaps another one comes.
+    slot.publish(2, &region);
+    assert!(Pin::enter(&slot, 1).is_none());
+    let pin = Pin::enter(&slot, 2).unwrap();
+    assert!(Pin::enter(&slot, 1).is_none());
+    assert_eq!(pin.pd(), PD);
+    drop(pin);
+    // Had any of them left a trace, this would wait for ever.
+    assert!(slot.revoke(2));
+    assert!(!slot.revoke(2));
+}
+
+#[test]
 fn only_one_of_many_deregisters() {
     let table = MrTable::new().unwrap();
     let memory = Mapping::new(PAGE);

@@ -5,6 +5,15 @@ use std::time::Instant;
 
 use super::*;
 
+/// Ends the other threads of a test, also if this one fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A region of the stress test, as its users know it.
 #[derive(Default)]
 struct Entry {
@@ -113,8 +122,8 @@ fn nothing_is_touched_after_deregistration() {
                 }
             });
         }
+        let _stop = Stop(&stop);
         thread::sleep(Duration::from_millis(700));
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(hits.load(Ordering::Relaxed) > 1000, "{hits:?}");
     assert_eq!(table.len(), 0);
@@ -142,6 +151,7 @@ fn guessing_does_not_delay_deregistration() {
                 drop((table.pin(key), table.pin(key.wrapping_mul(0x9e37_79b9))));
             }
         });
+        let _stop = Stop(stop);
         let begun = Instant::now();
         for _ in 0..2000 {
             let key = memory.register(table, all_rights());
@@ -149,7 +159,6 @@ fn guessing_does_not_delay_deregistration() {
             table.dereg(key).unwrap();
         }
         assert!(begun.elapsed() < Duration::from_secs(20));
-        stop.store(true, Ordering::Relaxed);
     });
 }
 
@@ -177,6 +186,7 @@ fn a_pin_is_an_open_region() {
                 }
             });
         }
+        let _stop = Stop(&stop);
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(400) {
             open.store(true, Ordering::Relaxed);
@@ -187,7 +197,6 @@ fn a_pin_is_an_open_region() {
             assert_eq!(inside.load(Ordering::Relaxed), 0, "somebody is inside");
             open.store(false, Ordering::Relaxed);
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(pins.load(Ordering::Relaxed) > 100, "{pins:?}");
 }
