@@ -42,3 +42,20 @@ impl Sub for Time {
         self.saturating_since(earlier)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_saturate_at_both_ends() {
+        let second = Duration::from_secs(1);
+        let (early, late) = (Time::new(second), Time::new(3 * second));
+        assert_eq!(late - early, 2 * second);
+        assert_eq!(early - late, Duration::ZERO);
+        assert_eq!(early + 2 * second, late);
+        assert_eq!(early + Duration::MAX, Time::new(Duration::MAX));
+        assert_eq!(Time::ZERO.since_epoch(), Duration::ZERO);
+        assert!(early < late);
+    }
+}

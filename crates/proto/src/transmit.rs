@@ -158,3 +158,77 @@ pub struct Mark {
     ends: usize,
     len: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Lkey = Lkey::new(7);
+
+    fn put(batch: &mut TxBatch, octets: &[u8]) {
+        batch.scratch_with(|scratch| scratch.extend_from_slice(octets));
+    }
+
+    #[test]
+    fn neighbours_in_the_scratch_buffer_are_one_piece() {
+        let mut batch = TxBatch::new();
+        put(&mut batch, b"abc");
+        put(&mut batch, b"");
+        put(&mut batch, b"de");
+        batch.memory(KEY, 100, 0);
+        assert_eq!(batch.pieces(), [Piece::Scratch { start: 0, len: 5 }]);
+        batch.memory(KEY, 100, 9);
+        put(&mut batch, b"f");
+        batch.end_frame();
+        put(&mut batch, b"gh");
+        batch.end_frame();
+        let memory = Piece::Memory {
+            key: KEY,
+            addr: 100,
+            len: 9,
+        };
+        let scratch = |start, len| Piece::Scratch { start, len };
+        assert_eq!(batch.pieces(), [scratch(0, 5), memory, scratch(5, 3)]);
+        assert_eq!(batch.scratch(), b"abcdefgh");
+        assert_eq!(batch.frame_ends(), [15, 17]);
+        assert_eq!(batch.len(), 17);
+        assert_eq!(batch.pieces().iter().map(Piece::len).sum::<usize>(), 17);
+        assert!(!batch.is_empty() && !memory.is_empty());
+    }
+
+    #[test]
+    fn rewind_drops_an_unfinished_frame() {
+        let mut batch = TxBatch::new();
+        let start = batch.mark();
+        put(&mut batch, b"abc");
+        batch.end_frame();
+        let middle = batch.mark();
+        // The next frame shares the piece of the frame before it.
+        put(&mut batch, b"de");
+        batch.memory(KEY, 100, 9);
+        put(&mut batch, b"f");
+        batch.end_frame();
+        batch.rewind(middle);
+        assert_eq!(batch.pieces(), [Piece::Scratch { start: 0, len: 3 }]);
+        assert_eq!((batch.scratch(), batch.len()), (&b"abc"[..], 3));
+        assert_eq!(batch.frame_ends(), [3]);
+        put(&mut batch, b"xy");
+        assert_eq!(batch.pieces(), [Piece::Scratch { start: 0, len: 5 }]);
+        batch.rewind(start);
+        assert!(batch.is_empty() && batch.pieces().is_empty() && batch.frame_ends().is_empty());
+    }
+
+    #[test]
+    fn clear_keeps_the_allocations() {
+        let mut batch = TxBatch::new();
+        assert_eq!(batch.capacity(), 0);
+        put(&mut batch, &[1; 1000]);
+        batch.memory(KEY, 0, 1);
+        batch.end_frame();
+        let capacity = batch.capacity();
+        assert!(capacity >= 1000);
+        batch.clear();
+        assert!(batch.is_empty() && batch.scratch().is_empty());
+        assert_eq!(batch.capacity(), capacity);
+    }
+}

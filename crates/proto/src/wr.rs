@@ -207,3 +207,32 @@ pub struct Completion {
     /// The peer asked for a solicited event.
     pub solicited: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payload_is_counted_beyond_32_bits() {
+        let sge = Sge {
+            addr: 0,
+            length: u32::MAX,
+            lkey: Lkey::new(1),
+        };
+        let payload = Payload::Sges([sge; 3].into_iter().collect());
+        assert_eq!(payload.len(), 3 * u64::from(u32::MAX));
+        assert!(!payload.is_empty());
+        assert!(Payload::Sges(SgeList::new()).is_empty());
+        assert_eq!(Payload::Inline(InlineData::from_slice(b"abc")).len(), 3);
+    }
+
+    #[test]
+    fn values_are_those_of_rdma_core() {
+        assert_eq!(WcStatus::WrFlushErr as u32, 5);
+        assert_eq!(WcStatus::RemAccessErr as u32, 10);
+        assert_eq!(WcStatus::GeneralErr as u32, 21);
+        assert_eq!(WcOpcode::LocalInv as u32, 6);
+        assert!(WcOpcode::Recv.is_recv() && WcOpcode::RecvRdmaWithImm.is_recv());
+        assert!(!WcOpcode::RdmaRead.is_recv() && !WcOpcode::LocalInv.is_recv());
+    }
+}
