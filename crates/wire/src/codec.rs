@@ -141,6 +141,12 @@ impl<'a> Reader<'a> {
         self.array().map(u16::from_be_bytes)
     }
 
+    /// The next 24 bits.
+    pub fn u24(&mut self) -> Result<u32, Malformed> {
+        self.array()
+            .map(|[high, middle, low]| u32::from_be_bytes([0, high, middle, low]))
+    }
+
     /// The next 32 bits.
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         self.array().map(u32::from_be_bytes)
@@ -192,6 +198,12 @@ impl<'a> Writer<'a> {
     /// Writes 16 bits.
     pub fn u16(&mut self, value: u16) {
         self.bytes(&value.to_be_bytes());
+    }
+
+    /// Writes the low 24 bits of `value`.
+    pub fn u24(&mut self, value: u32) {
+        let [_, octets @ ..] = value.to_be_bytes();
+        self.bytes(&octets);
     }
 
     /// Writes 32 bits.

@@ -1,6 +1,6 @@
-//! The bytes of iWARP: what is on the wire, as typed values.
+//! The bytes of iWARP and of RoCEv2: what is on the wire, as typed values.
 //!
-//! The layers, from the TCP stream upwards, with one folder each and inside it one
+//! The layers of iWARP, from the TCP stream upwards, with one folder each and inside it one
 //! file per header or frame:
 //!
 //! | module | layer | specified in |
@@ -9,6 +9,9 @@
 //! | [`ddp`] | tagged and untagged segments | RFC 5041 |
 //! | [`rdmap`] | operations: read requests, atomics, immediate data | RFC 5040, RFC 7306 |
 //! | [`terminate`] | the message that ends a stream, and its error codes | RFC 5040 §4.8 |
+//!
+//! RoCEv2 is [`ib`]: packets of the InfiniBand transport in UDP datagrams (IBA vol 1 ch 9, annex
+//! A17), and connection management (IBA vol 1 ch 12, annex A11).
 //!
 //! Below them are [`num`] (numbers with types), [`codec`] (reading and writing octets) and
 //! [`mod@crc32c`].
@@ -23,6 +26,7 @@
 pub mod codec;
 pub mod crc32c;
 pub mod ddp;
+pub mod ib;
 pub mod mpa;
 pub mod num;
 pub mod rdmap;

@@ -7,6 +7,18 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+mod ib;
+mod mtu;
+mod retry;
+mod timeout;
+
+pub use ib::{
+    CommId, Eecn, FlowLabel, Guid, Lid, Msn24, Pkey, Qkey, ServiceId, TransactionId, VirtualAddress,
+};
+pub use mtu::{MtuCode, PathMtu};
+pub use retry::RetryCount;
+pub use timeout::{RnrTimer, TimeoutCode};
+
 /// Declares a number type: what it is, the integer inside, how it prints.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty), $format:literal) => {
@@ -39,6 +51,7 @@ macro_rules! number {
         }
     };
 }
+use number;
 
 number! {
     /// Message sequence number of an untagged DDP queue (RFC 5041 §4.3).
@@ -146,6 +159,11 @@ const MASK_24: u32 = 0x00ff_ffff;
 pub struct Qpn(u32);
 
 impl Qpn {
+    /// The queue pair of general services: connection management and the like.
+    pub const GSI: Self = Self(1);
+    /// Stands for all members of a multicast group.
+    pub const MULTICAST: Self = Self(MASK_24);
+
     /// From the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Self(value & MASK_24)
