@@ -19,14 +19,15 @@ mod timers;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
 use softverbs_proto::time::Time;
 
-use self::sources::{Sources, Token};
+use self::sources::{Source, Sources, Token};
 use self::sys::Ready;
 use self::timers::Timers;
 use crate::error::{Error, Result};
@@ -50,7 +51,6 @@ pub(crate) struct Engine {
     control: Epoll,
     data: Epoll,
     wake: EventFd,
-    epoch: Instant,
     pub(crate) sources: Sources,
     timers: Mutex<Timers>,
     /// Changes whenever an application thread polls.
@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     /// Queue pairs with posted requests that wait for the next poll to be sent together.
     deferred: Mutex<Vec<Weak<QpInner>>>,
     deferred_any: AtomicBool,
+    /// Queue pairs that are polled so often that epoll need not watch them.
+    hot: Mutex<Vec<Weak<QpInner>>>,
     /// Sockets in `data`.
     connections: AtomicUsize,
 }
@@ -102,7 +104,6 @@ impl Engine {
             control,
             data,
             wake,
-            epoch: Instant::now(),
             sources: Sources::default(),
             timers: Mutex::default(),
             polls: AtomicU64::new(0),
@@ -110,13 +111,19 @@ impl Engine {
             backed_off: AtomicBool::new(false),
             deferred: Mutex::default(),
             deferred_any: AtomicBool::new(false),
+            hot: Mutex::default(),
             connections: AtomicUsize::new(0),
         })
     }
 
     /// The present moment.
     pub(crate) fn now(&self) -> Time {
-        Time::new(self.epoch.elapsed())
+        clock(ClockId::CLOCK_MONOTONIC)
+    }
+
+    /// The present moment as of the kernel's last tick, a few milliseconds ago at most; cheap.
+    pub(crate) fn coarse_now(&self) -> Time {
+        clock(ClockId::CLOCK_MONOTONIC_COARSE)
     }
 
     fn set(&self, set: Set) -> &Epoll {
@@ -152,9 +159,22 @@ impl Engine {
 
     /// Stops watching; to be called before the socket is closed.
     pub(crate) fn unwatch(&self, set: Set, fd: BorrowedFd<'_>) {
-        if self.set(set).delete(fd).is_ok() && set == Set::Data {
+        // A muted data socket is not in the set.
+        let _ = self.set(set).delete(fd);
+        if set == Set::Data {
             self.connections.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Takes a data socket out of the set for a while.
+    pub(crate) fn mute(&self, fd: BorrowedFd<'_>) {
+        let _ = self.data.delete(fd);
+    }
+
+    /// Puts a data socket back into the set.
+    pub(crate) fn unmute(&self, token: Token, fd: BorrowedFd<'_>, interest: EpollFlags) {
+        // Fails only for want of kernel memory; the connection is then served by polls alone.
+        let _ = self.data.add(fd, EpollEvent::new(interest, token.as_u64()));
     }
 
     /// Sockets of connected queue pairs.
@@ -241,6 +261,42 @@ impl Engine {
         }
     }
 
+    /// Epoll is not to watch this queue pair while application threads poll it. `false` if the
+    /// engine has just stopped backing off.
+    pub(crate) fn add_hot(&self, qp: &QpInner) -> bool {
+        self.hot
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(qp.weak());
+        // Either `cool_all` finds it, or this sees why it did not.
+        self.backed_off.load(Ordering::SeqCst)
+    }
+
+    /// Watches again all hot queue pairs, or those that nobody polls any more.
+    fn cool(&self, all: bool) {
+        let mut hot = self.hot.lock().unwrap_or_else(PoisonError::into_inner);
+        if hot.is_empty() {
+            return;
+        }
+        let before = std::mem::take(&mut *hot);
+        drop(hot);
+        let mut still = Vec::new();
+        for weak in before {
+            let Some(qp) = weak.upgrade() else { continue };
+            if all || qp.neglected() {
+                qp.cool();
+            } else {
+                still.push(weak);
+            }
+        }
+        if !still.is_empty() {
+            self.hot
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .append(&mut still);
+        }
+    }
+
     /// Sends what was deferred.
     pub(crate) fn flush_deferred(&self) {
         if !self.deferred_any.load(Ordering::Relaxed) {
@@ -275,4 +331,10 @@ impl Engine {
             source.ready(self, readiness);
         }
     }
+}
+
+fn clock(id: ClockId) -> Time {
+    // Cannot fail for a clock that every kernel has.
+    let time = clock_gettime(id).map(Duration::from).unwrap_or_default();
+    Time::new(time)
 }

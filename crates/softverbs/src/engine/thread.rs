@@ -69,6 +69,7 @@ impl Engine {
                 }
             } else {
                 self.flush_deferred();
+                self.cool(false);
                 self.serve_neglected();
             }
         }
@@ -78,6 +79,7 @@ impl Engine {
     fn take_charge(&self) {
         self.backed_off.store(false, Ordering::SeqCst);
         self.flush_deferred();
+        self.cool(true);
         // One-shot: `data` stays ready while its sockets are, and must not keep waking a thread
         // that has decided to leave it to others.
         let mut arm = EpollEvent::new(

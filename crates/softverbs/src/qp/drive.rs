@@ -37,6 +37,8 @@ const DIRECT_TAIL: usize = 64;
 const BATCH_LEN: usize = 1 << 20;
 /// System calls on one connection before another one gets its turn.
 const BUDGET: usize = 32;
+/// How often a connection is polled before it counts as hot.
+const HEAT_EVERY: u32 = 256;
 /// A batch buffer that has grown beyond this is not kept by an idle connection.
 const KEEP_CAPACITY: usize = 512;
 
@@ -55,6 +57,9 @@ pub(crate) struct Connection {
     pub(super) sent: usize,
     /// epoll tells when the socket takes more.
     waiting_for_room: bool,
+    /// epoll is told to be quiet: application threads poll this connection all the time, and
+    /// telling it of every packet would cost a tenth of a round trip.
+    hot: bool,
     /// Frames start on segment boundaries: one record each.
     mpa_aware: bool,
     timer: Option<Time>,
@@ -97,6 +102,7 @@ impl QpInner {
             batch: TxBatch::new(),
             sent: 0,
             waiting_for_room: false,
+            hot: false,
             mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
             timer: None,
         });
@@ -115,11 +121,35 @@ impl QpInner {
     /// An application thread polls: does the work, unless another thread is at it.
     pub(crate) fn drive(&self) {
         if let Ok(mut core) = self.core.try_lock() {
-            self.driven.store(
-                self.driven.load(Ordering::Relaxed).wrapping_add(1),
-                Ordering::Relaxed,
-            );
+            let driven = self.driven.load(Ordering::Relaxed).wrapping_add(1);
+            self.driven.store(driven, Ordering::Relaxed);
+            if driven.is_multiple_of(HEAT_EVERY) {
+                self.heat(&mut core);
+            }
             self.work(&mut core);
+        }
+    }
+
+    /// An application thread polls this connection often: epoll need not watch it meanwhile.
+    fn heat(&self, core: &mut Core) {
+        let Some(connection) = &mut core.connection else {
+            return;
+        };
+        if connection.hot || !self.engine.is_backed_off() {
+            return;
+        }
+        connection.hot = true;
+        self.engine.mute(connection.socket.as_fd());
+        if !self.engine.add_hot(self) {
+            connection.cool(self.engine);
+        }
+    }
+
+    /// Nobody polls this connection any more: epoll watches it again.
+    pub(crate) fn cool(&self) {
+        let mut core = self.lock();
+        if let Some(connection) = &mut core.connection {
+            connection.cool(self.engine);
         }
     }
 
@@ -193,7 +223,7 @@ impl QpInner {
                 let asked = list.len();
                 let got = list.receive(connection.socket.as_fd());
                 drop(list);
-                let now = self.engine.now();
+                let now = self.engine.coarse_now();
                 match got {
                     Ok(0) => {
                         core.stream.on_eof(now, false);
@@ -224,7 +254,7 @@ impl QpInner {
 
     fn send_frames(&self, core: &mut Core) {
         let mut memory = QpMemory::new(self);
-        let now = self.engine.now();
+        let now = self.engine.coarse_now();
         for _ in 0..BUDGET {
             let Some(connection) = &mut core.connection else {
                 return;
@@ -399,9 +429,22 @@ impl Connection {
     fn wait_for_room(&mut self, engine: &Engine, wait: bool) {
         if self.waiting_for_room != wait {
             self.waiting_for_room = wait;
-            let mut interest = EpollFlags::EPOLLIN;
-            interest.set(EpollFlags::EPOLLOUT, wait);
-            engine.rewatch(Set::Data, self.token, self.socket.as_fd(), interest);
+            if !self.hot {
+                engine.rewatch(Set::Data, self.token, self.socket.as_fd(), self.interest());
+            }
+        }
+    }
+
+    fn interest(&self) -> EpollFlags {
+        let mut interest = EpollFlags::EPOLLIN;
+        interest.set(EpollFlags::EPOLLOUT, self.waiting_for_room);
+        interest
+    }
+
+    fn cool(&mut self, engine: &Engine) {
+        if self.hot {
+            self.hot = false;
+            engine.unmute(self.token, self.socket.as_fd(), self.interest());
         }
     }
 }
