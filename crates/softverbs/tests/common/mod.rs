@@ -111,7 +111,7 @@ pub fn resolved(setup: &Setup, address: SocketAddr) -> (EventChannel, CmId) {
 pub fn equip(setup: &Setup, channel: EventChannel, id: CmId) -> End {
     let context = id.verbs().expect("a device");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(4096, None, 0).unwrap();
+    let cq = context.create_cq(1 << 15, None, 0).unwrap();
     let attr = QpInitAttr {
         cap: setup.cap,
         ..QpInitAttr::rc(&cq, &cq)
