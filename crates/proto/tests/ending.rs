@@ -139,9 +139,12 @@ fn after_disconnect_the_peer_is_not_heard() {
     let mut end = victim(agreed());
     end.feed(at(0), &raw::send(false, 1, 0, b"abcd"));
     end.post(inline(1, SendOp::Send, &[0; 100]));
-    end.transmit(at(0), 1 << 20, 1024);
+    let mut batch = TxBatch::new();
+    end.stream
+        .poll_transmit(at(0), &mut end.memory, &mut batch, 1 << 20, 1024);
     end.stream.disconnect(at(0));
     end.drain();
+    assert!(!end.is_closed(), "TCP has not taken the message");
     assert_eq!(
         statuses(&end.received),
         [(0, FLUSH)],
@@ -270,6 +273,29 @@ fn the_end_of_the_peer_in_the_middle_is_a_loss() {
     end.eof(false);
     assert_eq!(end.closed_for(), "Some(Lost)", "before the RTR");
     assert_eq!(end.times_established(), 0);
+}
+
+#[test]
+fn the_end_of_the_peer_before_its_answer_is_a_loss() {
+    let mut end = victim(agreed());
+    end.feed(at(0), &read_request(1, 1, 0x1000, 4));
+    end.eof(false);
+    assert_eq!(end.closed_for(), "Some(Lost)");
+    assert!(!end.stream.wants_transmit());
+}
+
+#[test]
+fn tcp_cannot_have_taken_more_than_there_was() {
+    let mut pair = loaded(agreed());
+    pair.a.stream.on_transmitted(1 << 20);
+    pair.a.post(send(1));
+    let mut batch = TxBatch::new();
+    pair.a
+        .stream
+        .poll_transmit(at(0), &mut pair.a.memory, &mut batch, 1 << 20, 1024);
+    pair.a.stream.on_transmitted(0);
+    pair.a.drain();
+    assert_eq!(pair.a.sent, []);
 }
 
 #[test]

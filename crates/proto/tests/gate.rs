@@ -246,6 +246,17 @@ fn an_empty_send_is_no_rtr_unless_that_was_agreed() {
 }
 
 #[test]
+fn an_empty_send_of_the_responder_is_a_message() {
+    let mut end = End::new(config());
+    end.memory.post_receive(3, []);
+    end.stream
+        .attach(at(0), Role::Initiator, peer_to_peer(RtrKind::Send), LARGEST);
+    end.flush();
+    end.feed(at(0), &send(true, 1, 0, b""));
+    assert_eq!(statuses(&end.received), [(3, WcStatus::Success)]);
+}
+
+#[test]
 fn rtr_frames_of_others_name_arbitrary_buffers() {
     let mut end = victim(peer_to_peer(RtrKind::Read));
     end.feed(at(0), &read_request(1, 0xdead_beef, u64::MAX, 0));

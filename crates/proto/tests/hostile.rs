@@ -263,21 +263,41 @@ fn the_cause_names_the_violation() {
 
 #[test]
 fn a_source_that_goes_while_it_is_read_is_reported() {
-    for crc in [false, true] {
+    for (crc, size) in [(false, 4), (true, 4), (false, 4000), (true, 4000)] {
         let mut end = victim(Negotiated { crc, ..agreed() });
+        end.memory
+            .add(5, 0, VecMemory::all_access(), &pattern(5, 4000));
         end.feed(at(0), &read_request(1, 1, 0x1000, 4));
-        end.feed(at(0), &read_request(2, 9, 0x9000, 4));
-        end.memory.region_mut(9).valid = false;
+        end.feed(at(0), &read_request(2, 5, 0, size));
+        end.memory.region_mut(5).valid = false;
         let terminate = end.terminate().unwrap();
         let triple = terminate.code.to_triple();
         assert_eq!((triple.layer, triple.etype, triple.code), (0, 1, 0));
-        assert_eq!(terminate.read_request().unwrap().source_stag, Stag::new(9));
+        assert_eq!(terminate.read_request().unwrap().source_stag, Stag::new(5));
         assert_eq!(terminate.segment_len(), Some(46));
         assert_eq!(
             segments(&end.record).len(),
             2,
             "the first read was answered"
         );
+    }
+}
+
+#[test]
+fn rights_that_are_taken_away_before_the_answer_count() {
+    use softverbs_proto::memory::Access;
+    let frames = [
+        read_request(1, 1, 0x1000, 4),
+        read_request(1, 1, 0x1000, 4000),
+        fetch_add(1, 1, 0x1000, 1),
+    ];
+    for frame in frames {
+        let mut end = victim(agreed());
+        end.feed(at(0), &frame);
+        end.memory.region_mut(1).access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let triple = end.terminate().unwrap().code.to_triple();
+        assert_eq!((triple.layer, triple.etype, triple.code), (0, 1, 2));
+        assert_eq!(end.memory.octets(1), pattern(1, 4096));
     }
 }
 

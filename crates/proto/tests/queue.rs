@@ -204,21 +204,72 @@ fn responses_and_requests_take_turns_at_message_borders() {
     let requests: Vec<u8> = pair.a.wire.drain(..).collect();
     pair.b.feed(at(0), &requests);
     pair.run();
-    let mut runs = Vec::new();
-    for control in controls(&pair.b.record[before..]) {
-        let opcode = control.opcode();
-        match runs.last_mut() {
-            Some((last, open)) if *open => {
-                assert_eq!(*last, opcode, "in the middle of another message");
-                *open = !control.is_last();
-            }
-            _ => runs.push((opcode, !control.is_last())),
-        }
-    }
-    let order: Vec<_> = runs.into_iter().map(|(opcode, _)| opcode).collect();
+    let order = whole_messages(&pair.b.record[before..]);
     assert_eq!(order.len(), 8);
     let changes = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
     assert_eq!(changes, 7, "one source starves: {order:?}");
+}
+
+/// Opcodes of the messages that `octets` hold; none may begin before the one before it ended.
+fn whole_messages(octets: &[u8]) -> Vec<Opcode> {
+    let mut messages: Vec<(Opcode, bool)> = Vec::new();
+    for control in controls(octets) {
+        match messages.last_mut() {
+            Some((opcode, open)) if *open => {
+                assert_eq!(
+                    *opcode,
+                    control.opcode(),
+                    "in the middle of another message"
+                );
+                *open = !control.is_last();
+            }
+            _ => messages.push((control.opcode(), !control.is_last())),
+        }
+    }
+    messages.into_iter().map(|(opcode, _)| opcode).collect()
+}
+
+#[test]
+fn a_message_that_began_alone_is_not_interrupted() {
+    let big = || {
+        let mut end = victim(agreed());
+        end.memory
+            .add(5, 0, VecMemory::all_access(), &pattern(5, 200_000));
+        end.feed(at(0), &raw::send(true, 1, 0, b""));
+        end
+    };
+    let write = |wr_id| {
+        let op = SendOp::Write {
+            remote_addr: 0,
+            rkey: rkey(2),
+        };
+        wr(wr_id, op, sge(5, 0, 200_000))
+    };
+    // A read comes in while a write is under way, after another request.
+    let mut end = big();
+    end.post(send(1));
+    end.post(write(2));
+    end.transmit(at(0), 100, 1024);
+    end.feed(at(0), &read_request(1, 5, 0, 200_000));
+    end.post(send(3));
+    end.flush();
+    let order = [
+        Opcode::SEND,
+        Opcode::WRITE,
+        Opcode::READ_RESPONSE,
+        Opcode::SEND,
+    ];
+    assert_eq!(whole_messages(&end.record), order);
+    // A write is posted while a response is under way.
+    let mut end = big();
+    end.feed(at(0), &read_request(1, 5, 0, 200_000));
+    end.transmit(at(0), 1, 1024);
+    end.post(write(1));
+    end.flush();
+    assert_eq!(
+        whole_messages(&end.record),
+        [Opcode::READ_RESPONSE, Opcode::WRITE]
+    );
 }
 
 #[test]

@@ -223,7 +223,6 @@ impl SendQueue {
             };
             entry.state = State::Done(status);
         }
-        self.next = self.first.wrapping_add(self.entries.len());
         self.retire();
     }
 

@@ -247,7 +247,6 @@ impl Stream {
             Phase::Detached => self.end_with(None, None, None),
             Phase::Open => {
                 self.phase = Phase::Draining;
-                self.gate = SendGate::CLOSED;
                 self.rtr_deadline = None;
                 self.drain_deadline = Some(now + DRAIN_TIMEOUT);
                 self.rx.stop();
@@ -527,7 +526,6 @@ impl Stream {
         }
         self.phase = Phase::Closed;
         self.terminate = terminate;
-        self.gate = SendGate::CLOSED;
         self.rx.stop();
         self.requester.stop();
         self.responder.stop();

@@ -183,6 +183,15 @@ pub fn cases() -> Vec<Case> {
             Ddp,
         ),
         case(
+            "another Send in the middle",
+            [
+                send(false, 1, 0, b"ab"),
+                untagged(header(Opcode::SEND_SE, true, 1, 2), b"c"),
+            ],
+            (0, 2, 6),
+            Headers::None,
+        ),
+        case(
             "another opcode in the middle",
             [
                 send(false, 1, 0, b""),
