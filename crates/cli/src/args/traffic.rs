@@ -126,7 +126,8 @@ pub(crate) struct TrafficArgs {
     pub(crate) persistent: bool,
 
     /// Server: give up if no client came in this time
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "server")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "server",
+          conflicts_with = "persistent")]
     pub(crate) wait: Option<Duration>,
 
     /// Server: also write the port to this file

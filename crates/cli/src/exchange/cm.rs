@@ -1,5 +1,6 @@
 //! The exchange over Sends, on a queue pair that carries nothing else.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use softverbs::cm::CmId;
@@ -32,8 +33,10 @@ pub(crate) struct CmControl {
     channel: CompChannel,
     mr: Mr,
     /// Buffers with messages that nobody has asked for yet, and their lengths.
-    arrived: std::collections::VecDeque<(u64, u32)>,
+    arrived: VecDeque<(u64, u32)>,
     sending: bool,
+    /// A request has failed. What arrived before that still counts.
+    broken: bool,
 }
 
 impl CmControl {
@@ -56,8 +59,9 @@ impl CmControl {
             cq,
             channel,
             mr,
-            arrived: std::collections::VecDeque::new(),
+            arrived: VecDeque::new(),
             sending: false,
+            broken: false,
         };
         for slot in 0..RECEIVES as u64 {
             control.post_receive(slot)?;
@@ -78,7 +82,7 @@ impl CmControl {
     pub(super) fn send(&mut self, message: &Message) -> Outcome<()> {
         // One buffer serves, since an answer comes between any two messages; but for the last.
         let deadline = Deadline::after(Duration::from_secs(1));
-        while self.sending && !deadline.passed() {
+        while self.sending && !self.broken && !deadline.passed() {
             self.progress(deadline)?;
         }
         let octets = message.encode();
@@ -100,6 +104,9 @@ impl CmControl {
                     .copy_out(usize::try_from(slot).unwrap_or(0) * MAX_LEN, octets)?;
                 self.post_receive(slot)?;
                 return Message::decode(octets).map_err(|error| Failure::run(error.to_string()));
+            }
+            if self.broken {
+                return Err(lost());
             }
             if deadline.passed() {
                 return Err(silence(timeout));
@@ -130,9 +137,8 @@ impl CmControl {
         let count = self.cq.poll(&mut completions)?;
         for wc in &completions[..count] {
             if wc.status != WcStatus::Success {
-                return Err(lost());
-            }
-            if wc.wr_id == SEND {
+                self.broken = true;
+            } else if wc.wr_id == SEND {
                 self.sending = false;
             } else {
                 self.arrived.push_back((wc.wr_id, wc.byte_len));
@@ -144,7 +150,9 @@ impl CmControl {
     /// Waits until the last message has left, then disconnects.
     pub(super) fn close(mut self) {
         let deadline = Deadline::after(Duration::from_secs(1));
-        while self.sending && !deadline.passed() && self.progress(deadline).is_ok() {}
+        while self.sending && !self.broken && !deadline.passed() && self.progress(deadline).is_ok()
+        {
+        }
         // The peer may have been faster.
         let _ = self.id.disconnect();
     }

@@ -72,13 +72,14 @@ impl Writer {
 
 /// Reads the header: the kind, and the length of the whole message.
 pub(crate) fn header(bytes: &[u8]) -> Result<(u8, usize), Malformed> {
+    // Somebody else's private data may be of any length, or none.
+    if !bytes.starts_with(&MAGIC) {
+        return Err(Malformed::Magic);
+    }
     let Some((header, _)) = bytes.split_first_chunk::<HEADER_LEN>() else {
         return Err(Malformed::Short);
     };
-    let [m0, m1, m2, m3, version, kind, l0, l1] = *header;
-    if [m0, m1, m2, m3] != MAGIC {
-        return Err(Malformed::Magic);
-    }
+    let [_, _, _, _, version, kind, l0, l1] = *header;
     if version != VERSION {
         return Err(Malformed::Version(version));
     }
@@ -145,7 +146,9 @@ mod tests {
     fn headers_that_are_none() {
         let good = Writer::new(1).finish();
         assert_eq!(header(&good[..7]), Err(Malformed::Short));
-        assert_eq!(header(b"MPA ID Req Frame"), Err(Malformed::Magic));
+        for stranger in [&b"MPA ID Req Frame"[..], b"SVX", b""] {
+            assert_eq!(header(stranger), Err(Malformed::Magic));
+        }
         let with = |at: usize, value| {
             let mut bytes = good.clone();
             bytes[at] = value;

@@ -59,6 +59,19 @@ pub(crate) fn device_address(
     }
 }
 
+/// An address as users know it: IPv4 that came in over an IPv6 socket is still IPv4.
+pub(crate) fn show(address: SocketAddr) -> String {
+    match address.ip().to_canonical() {
+        ip if ip == address.ip() => address.to_string(),
+        ip => SocketAddr::new(ip, address.port()).to_string(),
+    }
+}
+
+/// The address of a peer, for messages about it.
+pub(crate) fn show_peer(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "somebody".to_owned(), show)
+}
+
 /// A link-local address needs the interface it is on.
 fn with_scope(address: IpAddr) -> Outcome<SocketAddr> {
     let link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -85,6 +98,17 @@ mod tests {
             resolve("no.such.host.invalid", 5),
             Err(Failure::Run(_))
         ));
+    }
+
+    #[test]
+    fn mapped_addresses_are_shown_as_ipv4() {
+        for (address, text) in [
+            ("[::ffff:192.0.2.1]:5", "192.0.2.1:5"),
+            ("192.0.2.1:5", "192.0.2.1:5"),
+            ("[fe80::1%2]:5", "[fe80::1%2]:5"),
+        ] {
+            assert_eq!(show(address.parse().unwrap()), text);
+        }
     }
 
     #[test]

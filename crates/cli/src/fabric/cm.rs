@@ -12,6 +12,8 @@ use crate::interrupt;
 
 /// `errno` values that connections end with.
 mod errno {
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const EPROTO: i32 = 71;
     pub(super) const ECONNRESET: i32 = 104;
     pub(super) const ETIMEDOUT: i32 = 110;
     pub(super) const ECONNREFUSED: i32 = 111;
@@ -153,6 +155,9 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
         }
         (EventKind::Unreachable | EventKind::ConnectError, _) if timed_out => {
             format!("no answer from the peer while {doing}")
+        }
+        (EventKind::ConnectError, errno::EINVAL | errno::EPROTO) => {
+            format!("the peer does not answer as an iWARP peer does, while {doing}")
         }
         (EventKind::Unreachable, status) => format!("the peer cannot be reached (status {status})"),
         (kind, _) => format!("{} (status {}) while {doing}", kind.name(), event.status()),

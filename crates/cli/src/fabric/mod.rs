@@ -5,6 +5,6 @@ mod address;
 mod cm;
 mod listen;
 
-pub(crate) use address::{device_address, resolve};
+pub(crate) use address::{device_address, resolve, show, show_peer};
 pub(crate) use cm::{Cm, Dial, Wanted, unwanted};
 pub(crate) use listen::{Listeners, announce};

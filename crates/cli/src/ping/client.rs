@@ -10,6 +10,7 @@ use super::connection::{Area, Connection, Heard};
 use super::{step, wire};
 use crate::fabric::{Cm, Dial, resolve};
 use crate::failure::{Failure, Outcome};
+use crate::interrupt;
 use crate::plan::PingPlan;
 
 /// Pings the first address of `host` that answers.
@@ -38,7 +39,7 @@ fn connect(
 ) -> Outcome<Connection> {
     let dial = Dial::resolve(cm, peer, source, &[])?;
     step(plan, "address and route resolved");
-    let connection = Connection::new(dial.id.clone(), plan.size, plan.timeout)?;
+    let connection = Connection::new(dial.id.clone(), plan.size, plan.timeout, false)?;
     // The depths of rping: one Read at a time.
     let param = ConnParam {
         responder_resources: 1,
@@ -57,7 +58,7 @@ fn pings(plan: &PingPlan, mut connection: Connection, peer: SocketAddr) -> Outco
         if plan.count == Some(done) {
             break Ok(());
         }
-        match ping(plan, &mut connection, done) {
+        match interrupt::check().and_then(|()| ping(plan, &mut connection, done)) {
             Ok(()) => done += 1,
             Err(failure) => break Err(failure),
         }

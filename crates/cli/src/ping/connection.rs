@@ -34,6 +34,8 @@ pub(super) struct Connection {
     /// A Read or a Write has completed.
     moved: bool,
     timeout: Duration,
+    /// Ctrl-C ends a wait; otherwise a ping is finished first.
+    attentive: bool,
 }
 
 /// What a wait ended with.
@@ -57,7 +59,7 @@ pub(super) enum Area {
 impl Connection {
     /// Makes the queue pair of a connection that is being set up, its receives posted, with two
     /// buffers of `size` octets.
-    pub(super) fn new(id: CmId, size: u32, timeout: Duration) -> Outcome<Self> {
+    pub(super) fn new(id: CmId, size: u32, timeout: Duration, attentive: bool) -> Outcome<Self> {
         let size = size as usize;
         let context = id
             .verbs()
@@ -81,6 +83,7 @@ impl Connection {
             received: Vec::new(),
             moved: false,
             timeout,
+            attentive,
         };
         for slot in 0..RECEIVES as u64 {
             connection.post_receive(slot)?;
@@ -166,7 +169,7 @@ impl Connection {
             .post_send(&SendWr::new(0, op, SendData::Sges(&sges)))?;
         let deadline = Deadline::after(self.timeout);
         while !self.moved {
-            if !self.progress(deadline)? {
+            if !self.progress(deadline)? && !self.moved {
                 return Err(Failure::run(
                     "the peer disconnected in the middle of a ping",
                 ));
@@ -190,7 +193,9 @@ impl Connection {
 
     /// Waits for completions and takes them; `false` once the connection has ended.
     fn progress(&mut self, deadline: Deadline) -> Outcome<bool> {
-        interrupt::check()?;
+        if self.attentive {
+            interrupt::check()?;
+        }
         if let Some(open) = self.take()? {
             return Ok(open);
         }

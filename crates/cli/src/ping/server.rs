@@ -10,7 +10,7 @@ use super::connection::{Area, Connection, Heard};
 use super::step;
 use super::wire::{self, Buffer, MAX_SIZE};
 use crate::deadline::Deadline;
-use crate::fabric::{Cm, Listeners, Wanted, announce, resolve};
+use crate::fabric::{Cm, Listeners, Wanted, announce, resolve, show_peer};
 use crate::failure::{Failure, Outcome};
 use crate::plan::PingPlan;
 
@@ -62,14 +62,12 @@ fn request(cm: &Cm) -> Outcome<CmId> {
 
 /// Serves one client until it disconnects.
 fn serve(plan: &PingPlan, id: CmId) -> Outcome<()> {
-    let name = id
-        .peer_addr()
-        .map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
+    let name = show_peer(id.peer_addr());
     // Its events must not end up with those of other clients.
     let cm = Cm::new(plan.timeout)?;
     id.migrate_id(&cm.channel)?;
     let converse = || -> Outcome<()> {
-        let mut connection = Connection::new(id.clone(), MAX_SIZE, plan.timeout)?;
+        let mut connection = Connection::new(id.clone(), MAX_SIZE, plan.timeout, true)?;
         id.accept(&ConnParam::default())?;
         let established = Wanted {
             kind: EventKind::Established,

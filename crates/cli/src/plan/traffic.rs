@@ -205,7 +205,8 @@ impl TrafficPlan {
     }
 }
 
-/// Tells the verb from the address: the first word is a verb if it is the name of one.
+/// Tells the verb from the address: a verb is what has the name of one. The first place is its
+/// usual one.
 fn split_words(words: &[String]) -> Outcome<(Option<Verb>, Option<String>)> {
     match words {
         [] => Ok((None, None)),
@@ -213,10 +214,11 @@ fn split_words(words: &[String]) -> Outcome<(Option<Verb>, Option<String>)> {
             Some(verb) => (Some(verb), None),
             None => (None, Some(word.clone())),
         }),
-        [word, host, ..] => match Verb::parse(word) {
-            Some(verb) => Ok((Some(verb), Some(host.clone()))),
-            None => Err(Failure::usage(format!(
-                "`{word}` is not a verb: write, read or send"
+        [first, second, ..] => match (Verb::parse(first), Verb::parse(second)) {
+            (Some(verb), _) => Ok((Some(verb), Some(second.clone()))),
+            (None, Some(verb)) => Ok((Some(verb), Some(first.clone()))),
+            (None, None) => Err(Failure::usage(format!(
+                "neither `{first}` nor `{second}` is a verb: write, read or send"
             ))),
         },
     }

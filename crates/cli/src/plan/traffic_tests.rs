@@ -63,6 +63,8 @@ fn verb_and_address() {
         ("bw read", Verb::Read, None),
         ("bw send 192.0.2.1", Verb::Send, Some("192.0.2.1")),
         ("bw fe80::1%eth0", Verb::Write, Some("fe80::1%eth0")),
+        ("bw 192.0.2.1 send", Verb::Send, Some("192.0.2.1")),
+        ("bw read write", Verb::Read, Some("write")),
         ("lat write", Verb::Write, None),
         ("lat host.example", Verb::Send, Some("host.example")),
     ] {
@@ -145,13 +147,14 @@ fn plan_device(line: &str) -> Local {
 
 #[test]
 fn server_options() {
-    let plan = server("bw --server -p 0 --persistent --wait 5 --port-file f");
+    let plan = server("bw --server -p 0 --wait 5 --port-file f");
     assert_eq!(
         (plan.port, plan.persistent, plan.wait),
-        (0, true, Some(Duration::from_secs(5)))
+        (0, false, Some(Duration::from_secs(5)))
     );
     assert_eq!(plan.port_file, Some("f".into()));
     assert_eq!(plan.demands, Demands::default());
+    assert!(server("bw --server --persistent").persistent);
     assert!(server("lat --server --serve-forever").persistent);
 }
 
@@ -201,6 +204,7 @@ fn what_does_not_fit_together() {
     for line in [
         "bw --server 192.0.2.1",
         "bw write read 192.0.2.1",
+        "bw 192.0.2.1 192.0.2.2",
         "bw rwite 192.0.2.1",
         "bw -s 0",
         "bw -s 2G",
@@ -216,6 +220,7 @@ fn what_does_not_fit_together() {
         "bw read -I 8",
         "bw --wait 3",
         "bw --persistent",
+        "bw --server --persistent --wait 3",
         "bw --port-file f",
         "bw -d iw_lo --bind ::1",
         "bw --transport carrier-pigeon",

@@ -22,7 +22,7 @@ pub(crate) enum Figures {
 pub(crate) struct Bandwidth {
     /// Messages in one direction.
     pub(crate) iterations: u64,
-    /// The highest rate over at least a tenth of the run.
+    /// The highest rate over a tenth of the run.
     pub(crate) peak_gbps: f64,
     /// The rate over the whole run.
     pub(crate) avg_gbps: f64,

@@ -15,9 +15,9 @@ pub(crate) struct RateMeter {
 impl RateMeter {
     const SAMPLES: usize = 1024;
 
-    /// The peak is the highest rate over at least this part of the run. Shorter moments would show
-    /// how fast socket buffers swallow messages, not how fast they get across.
-    const PART: u64 = 10;
+    /// The peak is the highest rate over this part of the run. Shorter moments would show how fast
+    /// completions are reported, in batches, not how fast messages get across.
+    const PART: u32 = 10;
 
     /// At the start: nothing done.
     pub(crate) fn new() -> Self {
@@ -44,19 +44,19 @@ impl RateMeter {
         self.samples.push((time, done));
     }
 
-    /// Messages a second: the highest rate over at least a tenth of the messages.
+    /// Messages a second: the highest rate over a tenth of the run, or a little more.
     pub(crate) fn peak(&self) -> f64 {
-        let &(_, total) = self.samples.last().expect("the start is always there");
-        let part = total.div_ceil(Self::PART).max(1);
+        let &(total, _) = self.samples.last().expect("the start is always there");
+        let part = total / Self::PART;
         let mut from = 0;
         let mut peak = 0.0_f64;
         for (index, &(end, done)) in self.samples.iter().enumerate() {
-            // The latest sample that still is at least `part` messages ago.
-            while from + 1 < index && done - self.samples[from + 1].1 >= part {
+            // The latest sample that is at least `part` ago.
+            while from < index && end - self.samples[from + 1].0 >= part {
                 from += 1;
             }
             let (start, before) = self.samples[from];
-            if done - before >= part && end > start {
+            if end > start && end - start >= part {
                 peak = peak.max(to_f64(done - before) / (end - start).as_secs_f64());
             }
         }
@@ -89,19 +89,19 @@ mod tests {
     #[test]
     fn a_fast_stretch_counts_if_it_is_long_enough() {
         let mut meter = RateMeter::new();
-        // 100 messages at 10 µs, 100 at 2 µs, 100 at 10 µs.
+        // 100 messages at 10 µs, 200 at 2 µs, 100 at 10 µs.
         let mut time = 0;
-        for i in 1..=300 {
-            time += if (101..=200).contains(&i) { 2 } else { 10 };
+        for i in 1..=400 {
+            time += if (101..=300).contains(&i) { 2 } else { 10 };
             meter.record(micros(time), i);
         }
         assert!((meter.peak() - 5e5).abs() < 1.0, "{}", meter.peak());
-        // One burst of five messages at once, less than a tenth of the run, does not rule.
+        // A batch of completions that are reported at once does not rule.
         let mut meter = RateMeter::new();
         for i in 1..=100 {
             meter.record(micros(10 * i), i + if i > 50 { 5 } else { 0 });
         }
-        assert!(meter.peak() < 2e5, "{}", meter.peak());
+        assert!(meter.peak() <= 1.51e5, "{}", meter.peak());
     }
 
     #[test]

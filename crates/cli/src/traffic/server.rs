@@ -12,7 +12,7 @@ use super::progress::Progress;
 use super::{judge, latency, sleeps, with_findings};
 use crate::deadline::Deadline;
 use crate::exchange::{CmControl, Control, LaneKeys, Message, RoundResult, TcpControl, unexpected};
-use crate::fabric::{Cm, Listeners, announce, device_address, unwanted};
+use crate::fabric::{Cm, Listeners, announce, device_address, show, show_peer, unwanted};
 use crate::failure::{Failure, Outcome};
 use crate::plan::{Metric, ServerPlan, TrafficPlan, Workload};
 
@@ -24,20 +24,23 @@ pub(crate) fn run(plan: &TrafficPlan, server: &ServerPlan) -> Outcome<()> {
     let cm = Cm::new(plan.timeout)?;
     let address = device_address(&plan.local, None)?;
     let door = Door::open(&cm, plan, server, address)?;
+    let serve_one = || {
+        door.next_client(&cm, server)?
+            .serve(&cm, plan, server, &door)
+    };
     loop {
-        let served = door
-            .next_client(&cm, server)
-            .and_then(|client| client.serve(&cm, plan, server, &door));
-        match served {
-            Err(Failure::Run(text)) if server.persistent => {
-                let _ = writeln!(stderr().lock(), "softverbs: {text}");
-            }
+        match serve_one() {
             Ok(text) => {
+                // Whoever does not read stderr still gets the service.
                 let _ = writeln!(stderr().lock(), "{text}");
                 if !server.persistent {
                     return Ok(());
                 }
             }
+            Err(failure) if !server.persistent => return Err(failure),
+            // The way that a server without end ends.
+            Err(Failure::Interrupted) => return Ok(()),
+            Err(Failure::Run(text)) => complain(&text),
             Err(failure) => return Err(failure),
         }
     }
@@ -109,25 +112,32 @@ impl Door {
                             request: Some(id),
                         });
                     }
-                    Ok(_) => refuse(event.id(), "no measurement is being set up here"),
-                    Err(error) => refuse(event.id(), &error.to_string()),
+                    Ok(other) => send_away(event.id(), &unexpected(&other, "Hello").to_string()),
+                    Err(error) => send_away(event.id(), &error.to_string()),
                 }
             },
-            Self::Tcp(listener, _) => {
+            Self::Tcp(listener, _) => loop {
                 let (control, address) =
                     TcpControl::accept(listener, deadline)?.ok_or_else(|| nobody(server))?;
                 let mut control = Control::Tcp(control);
-                match control.receive(cm.timeout)? {
-                    Message::Hello { session, workload } => Ok(Client {
-                        control,
-                        address: Some(address),
-                        session,
-                        workload,
-                        request: None,
-                    }),
-                    other => Err(unexpected(&other, "Hello")),
-                }
-            }
+                let reason = match control.receive(cm.timeout) {
+                    Ok(Message::Hello { session, workload }) => {
+                        return Ok(Client {
+                            control,
+                            address: Some(address),
+                            session,
+                            workload,
+                            request: None,
+                        });
+                    }
+                    Ok(other) => unexpected(&other, "Hello"),
+                    Err(failure @ Failure::Run(_)) => failure,
+                    Err(failure) => return Err(failure),
+                };
+                let reason = reason.to_string();
+                let _ = control.send(&Message::Refuse(reason.clone()));
+                complain(&format!("{}: {reason}", show(address)));
+            },
         }
     }
 }
@@ -141,9 +151,7 @@ impl Client {
         server: &ServerPlan,
         door: &Door,
     ) -> Outcome<String> {
-        let name = self
-            .address
-            .map_or_else(|| "a client".to_owned(), |address| address.to_string());
+        let name = show_peer(self.address);
         self.check(plan, server)
             .map_err(|failure| failure.while_doing(&name))?;
         let own_door;
@@ -336,6 +344,20 @@ impl Client {
 fn refuse(id: &CmId, reason: &str) {
     // The client may have gone already.
     let _ = id.reject(&Message::Refuse(reason.to_owned()).encode());
+}
+
+/// Rejects a connect request, and tells the user of this server, too.
+fn send_away(id: &CmId, reason: &str) {
+    refuse(id, reason);
+    let peer = id
+        .peer_addr()
+        .map_or_else(|| "somebody".to_owned(), |peer| peer.to_string());
+    complain(&format!("{peer}: {reason}"));
+}
+
+fn complain(text: &str) {
+    // Whoever does not read stderr still gets the service.
+    let _ = writeln!(stderr().lock(), "softverbs: {text}");
 }
 
 fn nobody(server: &ServerPlan) -> Failure {
