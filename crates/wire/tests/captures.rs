@@ -12,7 +12,7 @@ use softverbs_wire::rdmap::{AtomicRequest, AtomicResponse, ImmediateData, Opcode
 use softverbs_wire::terminate::{Terminate, TerminateLayout};
 use softverbs_wire::{Malformed, Parsed, Reader, Writer};
 
-use support::{Side, connections};
+use support::{Side, connections, pcap};
 
 /// How much of what a capture contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -200,8 +200,7 @@ fn no_server() {
 /// No capture is left out.
 #[test]
 fn every_capture_has_its_test() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/captures");
-    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 11);
+    assert_eq!(pcap::count_of("siw-"), 11);
 }
 
 /// Parses all of a capture. Each connection that was not refused has one request and one reply.

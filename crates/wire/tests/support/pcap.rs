@@ -1,10 +1,33 @@
 //! The classic capture file: a header, then records of time, lengths and octets.
 
+use std::path::{Path, PathBuf};
+
 /// Magic number of a little-endian file with microseconds.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const FILE_HEADER_LEN: usize = 24;
 const RECORD_HEADER_LEN: usize = 16;
 const LINK_ETHERNET: u32 = 1;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures")
+}
+
+/// The octets of a file among `tests/captures`.
+pub(crate) fn read(name: &str) -> Vec<u8> {
+    let path = folder().join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// How many files there have names that start with `prefix`.
+pub(crate) fn count_of(prefix: &str) -> usize {
+    std::fs::read_dir(folder())
+        .unwrap()
+        .filter(|file| {
+            let name = file.as_ref().unwrap().file_name();
+            name.to_string_lossy().starts_with(prefix)
+        })
+        .count()
+}
 
 /// The Ethernet frames of a file. A frame that was not captured whole is an error.
 pub(crate) fn frames(file: &[u8]) -> Vec<&[u8]> {
