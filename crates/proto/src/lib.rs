@@ -9,6 +9,7 @@ pub mod fault;
 pub mod iwarp;
 pub mod memory;
 pub mod qp_state;
+pub mod roce;
 pub mod send_gate;
 pub mod time;
 pub mod transmit;

@@ -1,0 +1,226 @@
+//! Packets to transmit, as gather lists of scratch and registered memory.
+
+use core::ops::Range;
+
+use softverbs_wire::num::Lkey;
+
+use crate::transmit::Piece;
+
+/// Where a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Destination {
+    /// To the connected peer (RC, UC).
+    Peer,
+    /// To the address that the owner gave this number (UD); see
+    /// [`UdDestination`](super::queue_pair::UdDestination).
+    Address(u64),
+}
+
+/// One packet: BTH to pad. The ICRC is the owner's to append.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketFrame {
+    /// Where it goes.
+    pub destination: Destination,
+    /// Octets, a multiple of 4, without the ICRC.
+    pub len: usize,
+    /// The pieces are memory that its owner may change at any time (READ responses): copy them
+    /// before the ICRC is computed, or the two may disagree.
+    pub volatile: bool,
+    pieces: Range<usize>,
+}
+
+/// Packets in the order of the wire. Reused: `clear` keeps the capacity.
+///
+/// Packets of equal length to one destination follow each other wherever the order of the
+/// protocol allows it, for UDP segmentation offload.
+#[derive(Debug, Default)]
+pub struct PacketBatch {
+    scratch: Vec<u8>,
+    pieces: Vec<Piece>,
+    frames: Vec<PacketFrame>,
+    /// Octets of the frame that is being put together.
+    open: usize,
+}
+
+impl PacketBatch {
+    /// An empty batch without any allocation.
+    pub const fn new() -> Self {
+        Self {
+            scratch: Vec::new(),
+            pieces: Vec::new(),
+            frames: Vec::new(),
+            open: 0,
+        }
+    }
+
+    /// How many packets there are.
+    pub const fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether there is nothing to send.
+    pub const fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The packets.
+    pub fn frames(&self) -> &[PacketFrame] {
+        &self.frames
+    }
+
+    /// The gather list of a packet of this batch.
+    pub fn pieces(&self, frame: &PacketFrame) -> &[Piece] {
+        self.pieces.get(frame.pieces.clone()).unwrap_or(&[])
+    }
+
+    /// The scratch buffer that `Piece::Scratch` refers to.
+    pub fn scratch(&self) -> &[u8] {
+        &self.scratch
+    }
+
+    /// Forgets everything, keeps the allocations.
+    pub fn clear(&mut self) {
+        self.scratch.clear();
+        self.pieces.clear();
+        self.frames.clear();
+        self.open = 0;
+    }
+
+    /// Octets that the allocations hold.
+    pub const fn capacity(&self) -> usize {
+        self.scratch.capacity()
+            + self.pieces.capacity() * size_of::<Piece>()
+            + self.frames.capacity() * size_of::<PacketFrame>()
+    }
+
+    /// Appends to the packet that is being put together what `emit` appends to the scratch
+    /// buffer.
+    pub(super) fn scratch_with(&mut self, emit: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.scratch.len();
+        emit(&mut self.scratch);
+        let len = self.scratch.len() - start;
+        if len == 0 {
+            return;
+        }
+        let first_of_frame = self.pieces.len() == self.next_piece();
+        self.open += len;
+        match self.pieces.last_mut() {
+            Some(Piece::Scratch {
+                start: first,
+                len: before,
+            }) if !first_of_frame && *first + *before == start => *before += len,
+            _ => self.pieces.push(Piece::Scratch { start, len }),
+        }
+    }
+
+    /// Appends a reference to registered memory.
+    pub(super) fn memory(&mut self, key: Lkey, addr: u64, len: usize) {
+        if len > 0 {
+            self.open += len;
+            self.pieces.push(Piece::Memory { key, addr, len });
+        }
+    }
+
+    /// The packet is complete.
+    pub(super) fn end_frame(&mut self, destination: Destination, volatile: bool) {
+        let pieces = self.next_piece()..self.pieces.len();
+        self.frames.push(PacketFrame {
+            destination,
+            len: core::mem::take(&mut self.open),
+            volatile,
+            pieces,
+        });
+    }
+
+    /// Drops the packet that is being put together.
+    pub(super) fn abandon(&mut self, scratch_len: usize) {
+        self.scratch.truncate(scratch_len);
+        self.pieces.truncate(self.next_piece());
+        self.open = 0;
+    }
+
+    /// Number of the first piece of the packet that is being put together.
+    fn next_piece(&self) -> usize {
+        self.frames.last().map_or(0, |frame| frame.pieces.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Lkey = Lkey::new(7);
+
+    fn put(batch: &mut PacketBatch, octets: &[u8]) {
+        batch.scratch_with(|scratch| scratch.extend_from_slice(octets));
+    }
+
+    #[test]
+    fn frames_have_pieces_of_their_own() {
+        let mut batch = PacketBatch::new();
+        put(&mut batch, b"abc");
+        put(&mut batch, b"");
+        put(&mut batch, b"d");
+        batch.end_frame(Destination::Peer, false);
+        put(&mut batch, b"efgh");
+        batch.memory(KEY, 100, 0);
+        batch.memory(KEY, 100, 3);
+        put(&mut batch, b"i");
+        batch.end_frame(Destination::Address(9), true);
+        let memory = Piece::Memory {
+            key: KEY,
+            addr: 100,
+            len: 3,
+        };
+        let scratch = |start, len| Piece::Scratch { start, len };
+        let [first, second] = batch.frames() else {
+            panic!("{batch:?}")
+        };
+        assert_eq!((first.len, first.volatile), (4, false));
+        assert_eq!(batch.pieces(first), [scratch(0, 4)]);
+        assert_eq!(
+            (second.len, second.destination),
+            (8, Destination::Address(9))
+        );
+        assert_eq!(
+            batch.pieces(second),
+            [scratch(4, 4), memory, scratch(8, 1)],
+            "not joined with the packet before"
+        );
+        assert_eq!(batch.scratch(), b"abcdefghi");
+        assert_eq!(batch.len(), 2);
+    }
+
+    #[test]
+    fn an_abandoned_packet_leaves_nothing() {
+        let mut batch = PacketBatch::new();
+        put(&mut batch, b"abcd");
+        batch.end_frame(Destination::Peer, false);
+        let scratch_len = batch.scratch().len();
+        put(&mut batch, b"ef");
+        batch.memory(KEY, 100, 9);
+        batch.abandon(scratch_len);
+        put(&mut batch, b"xyzw");
+        batch.end_frame(Destination::Peer, false);
+        assert_eq!(batch.scratch(), b"abcdxyzw");
+        let lens: Vec<_> = batch.frames().iter().map(|frame| frame.len).collect();
+        assert_eq!(lens, [4, 4]);
+        assert_eq!(
+            batch.pieces(&batch.frames()[1]),
+            [Piece::Scratch { start: 4, len: 4 }]
+        );
+    }
+
+    #[test]
+    fn clear_keeps_the_allocations() {
+        let mut batch = PacketBatch::new();
+        assert_eq!(batch.capacity(), 0);
+        put(&mut batch, &[1; 1000]);
+        batch.end_frame(Destination::Peer, false);
+        let capacity = batch.capacity();
+        assert!(capacity >= 1000);
+        batch.clear();
+        assert!(batch.is_empty() && batch.scratch().is_empty());
+        assert_eq!(batch.capacity(), capacity);
+    }
+}
