@@ -1,5 +1,8 @@
 //! Any octets can be parsed without a panic, and what was parsed is emitted as the same octets.
 
+#[path = "support/roundtrip.rs"]
+mod roundtrip;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -12,23 +15,7 @@ use softverbs_wire::rdmap::{
 use softverbs_wire::terminate::{Terminate, TerminateCode, TerminateTriple};
 use softverbs_wire::{Malformed, Parsed, Reader, Writer};
 
-/// If `octets` begin with a frame, emits it again and compares; a refusal consumes nothing.
-fn same_octets<T: std::fmt::Display>(
-    octets: &[u8],
-    parse: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
-    emit: impl FnOnce(&T, &mut Writer<'_>),
-) {
-    let mut reader = Reader::new(octets);
-    let Ok(frame) = parse(&mut reader) else {
-        return;
-    };
-    let consumed = octets.len() - reader.remaining();
-    let mut again = vec![0xa5; consumed];
-    let mut writer = Writer::new(&mut again);
-    emit(&frame, &mut writer);
-    assert_eq!(writer.written(), consumed);
-    assert_eq!(again, octets[..consumed], "{frame}");
-}
+use roundtrip::same_octets;
 
 /// If `value` is emitted and parsed, it is still `value`.
 fn same_value<T: PartialEq + std::fmt::Debug>(

@@ -58,7 +58,7 @@ impl Icrc {
     ) -> Self {
         let mut pseudo = Pseudo::<{ MASKED_LRH.len() + IPV4_LEN + UDP_LEN + Bth::LEN }>::new();
         pseudo.bytes([0x45, 0xff]);
-        pseudo.length(IPV4_LEN + UDP_LEN + datagram_len);
+        pseudo.length(IPV4_LEN + UDP_LEN, datagram_len);
         pseudo.bytes(ident.to_bytes());
         pseudo.bytes([0xff, PROTOCOL_UDP, 0xff, 0xff]);
         pseudo.bytes(source.ip().octets());
@@ -78,7 +78,7 @@ impl Icrc {
     ) -> Self {
         let mut pseudo = Pseudo::<{ MASKED_LRH.len() + IPV6_LEN + UDP_LEN + Bth::LEN }>::new();
         pseudo.bytes(IPV6_FIRST_WORD);
-        pseudo.length(UDP_LEN + datagram_len);
+        pseudo.length(UDP_LEN, datagram_len);
         pseudo.bytes([PROTOCOL_UDP, 0xff]);
         pseudo.bytes(source.ip().octets());
         pseudo.bytes(destination.ip().octets());
@@ -171,8 +171,9 @@ impl<const N: usize> Pseudo<N> {
         self.written += LEN;
     }
 
-    /// A length field. No datagram is longer than it can say.
-    fn length(&mut self, len: usize) {
+    /// A length field of a datagram with these headers. None is longer than the field can say.
+    fn length(&mut self, header_len: usize, datagram_len: usize) {
+        let len = header_len.saturating_add(datagram_len);
         self.bytes(u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes());
     }
 
@@ -186,7 +187,7 @@ impl<const N: usize> Pseudo<N> {
     ) -> Icrc {
         self.bytes(source_port.to_be_bytes());
         self.bytes(destination_port.to_be_bytes());
-        self.length(UDP_LEN + datagram_len);
+        self.length(UDP_LEN, datagram_len);
         self.bytes([0xff, 0xff]);
         let (bth, extensions) = headers
             .split_first_chunk::<{ Bth::LEN }>()

@@ -244,3 +244,93 @@ impl fmt::Display for CmaHeader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ib::tests::layout::layout;
+
+    #[test]
+    fn service_ids() {
+        let port = ServicePort::new(PortSpace::TCP, 7174);
+        assert_eq!(port.service_id(), ServiceId::new(0x0106_1c06));
+        assert_eq!(ServiceId::from(port), port.service_id());
+        for (space, id) in [
+            (PortSpace::TCP, 0x0106_0001),
+            (PortSpace::UDP, 0x0111_0001),
+            (PortSpace::IPOIB, 0x0002_0001),
+            (PortSpace::IB, 0x013f_0001),
+            (PortSpace::new(0xffff), 0xffff_0001),
+        ] {
+            let (id, port) = (ServiceId::new(id), ServicePort::new(space, 1));
+            assert_eq!(port.service_id(), id);
+            assert_eq!(ServicePort::from_service_id(id), Some(port));
+        }
+        for id in [1 << 32, u64::MAX] {
+            assert_eq!(ServicePort::from_service_id(ServiceId::new(id)), None);
+        }
+        assert_eq!(port.to_string(), "RDMA_PS_TCP port 7174");
+        let unknown = ServicePort::new(PortSpace::new(7), 1);
+        assert_eq!(unknown.to_string(), "port space 0x0007 port 1");
+    }
+
+    #[test]
+    fn header() {
+        let zero = Reader::all(&[0; CmaHeader::LEN], CmaHeader::parse).unwrap();
+        layout!(CmaHeader, CmaHeader::LEN, zero, {
+            version = 0xff, [0 0] 8;
+            ip_version = 15, [1 0] 4;
+            reserved = 15, [1 4] 4;
+            source_port = u16::MAX, [2 0] 16;
+            source = [0xff; 16], [4 0] 128;
+            destination = [0xff; 16], [20 0] 128;
+        });
+        assert_eq!((zero.source_ip(), zero.destination_ip()), (None, None));
+        assert_eq!(zero.to_string(), "IP version 0");
+    }
+
+    #[test]
+    fn addresses() {
+        let v4 = |last| Ipv4Addr::new(10, 77, 0, last);
+        let v6 = |last| Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, last);
+        let header = CmaHeader::new_v4(v4(3), 0xe3c7, v4(2));
+        assert_eq!(header.to_bytes()[..4], [0x00, 0x40, 0xe3, 0xc7]);
+        assert_eq!(
+            header.source,
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 0, 3]
+        );
+        assert_eq!(header.source_ip(), Some(v4(3).into()));
+        assert_eq!(header.destination_ip(), Some(v4(2).into()));
+        assert_eq!(header.to_string(), "10.77.0.3 port 58311 to 10.77.0.2");
+        let same = CmaHeader::new(v4(3).into(), 0xe3c7, v4(2).into());
+        assert_eq!(same, Some(header));
+
+        let header = CmaHeader::new_v6(v6(3), 1, v6(2));
+        assert_eq!(header.to_bytes()[..4], [0x00, 0x60, 0, 1]);
+        assert_eq!(header.source_ip(), Some(v6(3).into()));
+        assert_eq!(header.destination_ip(), Some(v6(2).into()));
+        assert_eq!(CmaHeader::new(v6(3).into(), 1, v6(2).into()), Some(header));
+
+        assert_eq!(CmaHeader::new(v4(3).into(), 1, v6(2).into()), None);
+        assert_eq!(CmaHeader::new(v6(3).into(), 1, v4(2).into()), None);
+    }
+
+    #[test]
+    fn in_private_data() {
+        let header = CmaHeader::new_v4(Ipv4Addr::LOCALHOST, 1, Ipv4Addr::LOCALHOST);
+        assert_eq!(CmaHeader::REQ_PRIVATE_DATA_LEN, 56);
+        assert_eq!(CmaHeader::SIDR_REQ_PRIVATE_DATA_LEN, 180);
+        let data: PrivateData<92> = header.join(b"hello").unwrap();
+        let (again, consumer) = CmaHeader::split(&data).unwrap();
+        assert_eq!(again, header);
+        assert_eq!(consumer.len(), 56);
+        assert_eq!(consumer[..5], *b"hello");
+        assert_eq!(consumer[5..], [0; 51]);
+        assert!(header.join::<92>(&[1; 56]).is_some());
+        assert_eq!(header.join::<92>(&[1; 57]), None);
+        assert_eq!(header.join::<35>(&[]), None);
+        assert!(header.join::<36>(&[]).is_some());
+        let short = PrivateData::<35>::default();
+        assert_eq!(CmaHeader::split(&short), Err(Malformed::Truncated));
+    }
+}

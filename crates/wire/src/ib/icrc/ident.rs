@@ -85,8 +85,10 @@ impl Icrc {
             return Some(assumed);
         }
         // Of the IP header, the protocol word and the addresses follow the identification.
-        let behind = 12 + UDP_LEN + datagram_len.checked_sub(Self::LEN)?;
-        let word = multiply(difference, inverse_power(behind + 4)?);
+        let behind = datagram_len
+            .checked_sub(Self::LEN)?
+            .checked_add(12 + UDP_LEN)?;
+        let word = multiply(difference, inverse_power(behind.checked_add(4)?)?);
         let [high, low, flags, offset] = word.to_le_bytes();
         let id = u16::from_be_bytes([high, low]);
         let flags = u16::from_be_bytes([flags, offset]);
