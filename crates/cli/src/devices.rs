@@ -78,7 +78,7 @@ pub(crate) fn run(verbose: bool, json: bool) -> Outcome<()> {
 
 impl Entry {
     fn new(device: &Device, verbose: bool) -> Outcome<Self> {
-        let context = open(device)?;
+        let context = device.open()?;
         let port = context.query_port(PORT)?;
         let details = if verbose {
             let gids = (0..port.gid_tbl_len)
@@ -237,9 +237,4 @@ mod tests {
     fn guids() {
         assert_eq!(guid(0x0123_4567_89ab_cdef), "0123:4567:89ab:cdef");
     }
-}
-fn open(device: &Device) -> Outcome<softverbs::Context> {
-    let id = softverbs::cm::CmId::new_sync(softverbs::cm::PortSpace::Tcp)?;
-    id.bind_addr(device.socket_addr(device.addresses()[0], 0))?;
-    id.verbs().ok_or_else(|| Failure::run("no device"))
 }

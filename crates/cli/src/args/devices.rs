@@ -2,8 +2,9 @@
 
 use clap::Args;
 
-/// List the RDMA devices of this machine: one for each network interface that is up and has an
-/// address.
+/// List the RDMA devices of this machine
+///
+/// There is one for each network interface that is up and has an address.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
     /// Also print the attributes, limits and GIDs of each device

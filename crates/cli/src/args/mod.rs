@@ -37,15 +37,11 @@ Examples:
 
 Exit status: 0 success, 1 the run failed, 2 wrong usage.";
 
-/// The subcommands.
+/// The subcommands; what they are for is told where their options are.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// List the RDMA devices of this machine
     Devices(DevicesArgs),
-    /// Measure bandwidth
     Bw(BwArgs),
-    /// Measure latency
     Lat(LatArgs),
-    /// Exchange data with an `rping` of rdma-core, or with another `softverbs ping`
     Ping(PingArgs),
 }

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{parse_seconds, parse_size};
 
-/// Exchange data with an `rping` of rdma-core, or with another `softverbs ping`.
+/// Exchange data with an `rping` of rdma-core, or with another `softverbs ping`
 ///
 /// The client offers a buffer; the server reads it (RDMA Read) and writes it back to another
 /// buffer of the client (RDMA Write); every step is announced with a Send. The options have the

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use super::{parse_seconds, parse_size};
 
-/// Measure bandwidth between two machines, or on this one.
+/// Measure bandwidth between two machines, or on this one
 ///
 /// Without an address both ends run here, over loopback. `--server` waits for a client, an
 /// ADDRESS is the server to measure against. The client's options rule; an option that is also
@@ -42,7 +42,7 @@ pub(crate) struct BwArgs {
     pub(crate) cq_mod: Option<u16>,
 }
 
-/// Measure latency between two machines, or on this one.
+/// Measure latency between two machines, or on this one
 ///
 /// write and send: half of the round trip of a ping-pong. read: the whole of it, as ib_read_lat
 /// reports it. Without an address both ends run here, over loopback. `--server` waits for a
@@ -89,7 +89,7 @@ pub(crate) struct TrafficArgs {
     #[arg(short = 'I', long, value_name = "SIZE", value_parser = clap::value_parser!(u16))]
     pub(crate) inline: Option<u16>,
 
-    /// Longest FPDU to send (iWARP) [default: what the route's MTU suggests]
+    /// Longest DDP segment to send, and so the length of an FPDU (iWARP) [default: 65535]
     #[arg(short = 'm', long, value_name = "OCTETS", value_parser = clap::value_parser!(u16).range(128..))]
     pub(crate) fpdu: Option<u16>,
 

@@ -134,7 +134,7 @@ pub(crate) struct Workload {
     pub(crate) cq_mod: u16,
     /// Messages up to this size are handed over inline.
     pub(crate) inline: u16,
-    /// Longest FPDU to send, if not the library's choice.
+    /// Longest DDP segment to send, if not the library's choice.
     pub(crate) fpdu: Option<u16>,
     /// Both ends send at once.
     pub(crate) bidirectional: bool,

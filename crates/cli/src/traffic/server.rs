@@ -248,30 +248,11 @@ impl Client {
                         refuse(event.id(), "busy with another client");
                         continue;
                     };
-                    let id = event.id().clone();
-                    for option in Endpoint::options(&workload) {
-                        id.set_option(option)?;
+                    let accepted = self.accept_lane(plan, workload, &mut endpoint, &event, keys);
+                    if let Err(failure) = accepted {
+                        refuse(event.id(), &failure.to_string());
+                        return Err(failure);
                     }
-                    let end = match &mut endpoint {
-                        Some(end) => end,
-                        none => {
-                            let context = id
-                                .verbs()
-                                .ok_or_else(|| Failure::run("a request has no device"))?;
-                            let events = sleeps(plan, &workload);
-                            none.insert(Endpoint::new(
-                                &context,
-                                workload,
-                                self.session,
-                                false,
-                                events,
-                            )?)
-                        }
-                    };
-                    let own = end.add_lane(id.clone())?;
-                    end.lanes[usize::from(keys.index)].peer = Some(keys);
-                    let answer = Message::LaneAccept(own).encode();
-                    id.accept(&ConnParam::with_private_data(answer))?;
                     deadline = Deadline::after(cm.timeout);
                 }
                 EventKind::Established if mine(event.id()) => missing -= 1,
@@ -280,6 +261,41 @@ impl Client {
             }
         }
         endpoint.ok_or_else(|| Failure::run("no queue pairs"))
+    }
+
+    /// Accepts the connection of one queue pair.
+    fn accept_lane(
+        &self,
+        plan: &TrafficPlan,
+        workload: Workload,
+        endpoint: &mut Option<Endpoint>,
+        event: &CmEvent,
+        keys: LaneKeys,
+    ) -> Outcome<()> {
+        let id = event.id().clone();
+        for option in Endpoint::options(&workload) {
+            id.set_option(option)?;
+        }
+        let end = match endpoint {
+            Some(end) => end,
+            none => {
+                let context = id
+                    .verbs()
+                    .ok_or_else(|| Failure::run("a request has no device"))?;
+                let events = sleeps(plan, &workload);
+                none.insert(Endpoint::new(
+                    &context,
+                    workload,
+                    self.session,
+                    false,
+                    events,
+                )?)
+            }
+        };
+        let own = end.add_lane(id.clone())?;
+        end.lanes[usize::from(keys.index)].peer = Some(keys);
+        let answer = Message::LaneAccept(own).encode();
+        Ok(id.accept(&ConnParam::with_private_data(answer))?)
     }
 
     /// What a connect request says, if it is for this client's next lane.
