@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use softverbs_wire::Writer;
 use softverbs_wire::ib::cm::{Mad, Message, MessageKind, Path, RejReason, Req, TransportService};
-use softverbs_wire::ib::mad::MadHeader;
+use softverbs_wire::ib::mad::{MadHeader, gsi_headers};
 use softverbs_wire::ib::rdma_cm::{CmaHeader, PortSpace, ServicePort};
 use softverbs_wire::ib::{
-    AethKind, Deth, Icrc, Ipv4Ident, Opcode, Operation, Packet, Service, Syndrome,
-    flow_label_of_ports, source_port,
+    AethKind, Icrc, Ipv4Ident, Opcode, Operation, Packet, Service, Syndrome, flow_label_of_ports,
+    source_port,
 };
 use softverbs_wire::num::{
     Eecn, Gid, Lid, PathMtu, Pkey, Qkey, Qpn, RetryCount, TimeoutCode, VirtualAddress,
@@ -288,12 +288,10 @@ impl Seen {
     }
 
     fn management(&mut self, packet: &Packet<'_>, datagram: &Datagram<'_>) {
-        assert_eq!(packet.headers.bth.opcode, Opcode::UD_SEND_ONLY);
-        assert_eq!(
-            packet.headers.deth,
-            Some(Deth::new(Qkey::GSI, Qpn::GSI)),
-            "{packet}"
-        );
+        let mut expected = gsi_headers(packet.headers.bth.psn);
+        // rxe asks for an acknowledge that datagrams do not have.
+        expected.bth.ack_req = true;
+        assert_eq!(packet.headers, expected);
         let mad = Mad::parse(packet.payload).unwrap();
         let mut again = [0xa5; Mad::LEN];
         mad.emit(&mut Writer::new(&mut again));

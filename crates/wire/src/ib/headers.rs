@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::codec::{self, Malformed, Reader, Writer};
 use crate::ib::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionHeader, Extensions, Feth, Ieth, ImmDt,
-    Opcode, PacketError, Rdeth, Reth, Xrceth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionHeader as Kind, Extensions, Feth, Ieth,
+    ImmDt, Opcode, PacketError, Rdeth, Reth, Xrceth,
 };
 
 /// The headers of a packet. Which of the optional ones are there is decided by the opcode: see
@@ -131,33 +131,26 @@ impl Headers {
             return Err(Malformed::Truncated.into());
         }
         let mut headers = Self::new(bth);
-        if info.extensions != Extensions::NONE {
-            headers.parse_extensions(info.extensions, &mut ahead)?;
+        for kind in info.extensions.iter() {
+            headers.read(kind, &mut ahead)?;
         }
         *reader = ahead;
         Ok(headers)
     }
 
-    fn parse_extensions(
-        &mut self,
-        extensions: Extensions,
-        reader: &mut Reader<'_>,
-    ) -> Result<(), Malformed> {
-        for header in extensions.iter() {
-            match header {
-                ExtensionHeader::Rdeth => self.rdeth = Some(Rdeth::parse(reader)?),
-                ExtensionHeader::Deth => self.deth = Some(Deth::parse(reader)?),
-                ExtensionHeader::Xrceth => self.xrceth = Some(Xrceth::parse(reader)?),
-                ExtensionHeader::Feth => self.feth = Some(Feth::parse(reader)?),
-                ExtensionHeader::Reth => self.reth = Some(Reth::parse(reader)?),
-                ExtensionHeader::AtomicEth => self.atomic_eth = Some(AtomicEth::parse(reader)?),
-                ExtensionHeader::Aeth => self.aeth = Some(Aeth::parse(reader)?),
-                ExtensionHeader::AtomicAckEth => {
-                    self.atomic_ack_eth = Some(AtomicAckEth::parse(reader)?);
-                }
-                ExtensionHeader::ImmDt => self.imm_dt = Some(ImmDt::parse(reader)?),
-                ExtensionHeader::Ieth => self.ieth = Some(Ieth::parse(reader)?),
-            }
+    /// Reads one extension header.
+    fn read(&mut self, kind: Kind, reader: &mut Reader<'_>) -> Result<(), Malformed> {
+        match kind {
+            Kind::Rdeth => self.rdeth = Some(Rdeth::parse(reader)?),
+            Kind::Deth => self.deth = Some(Deth::parse(reader)?),
+            Kind::Xrceth => self.xrceth = Some(Xrceth::parse(reader)?),
+            Kind::Feth => self.feth = Some(Feth::parse(reader)?),
+            Kind::Reth => self.reth = Some(Reth::parse(reader)?),
+            Kind::AtomicEth => self.atomic_eth = Some(AtomicEth::parse(reader)?),
+            Kind::Aeth => self.aeth = Some(Aeth::parse(reader)?),
+            Kind::AtomicAckEth => self.atomic_ack_eth = Some(AtomicAckEth::parse(reader)?),
+            Kind::ImmDt => self.imm_dt = Some(ImmDt::parse(reader)?),
+            Kind::Ieth => self.ieth = Some(Ieth::parse(reader)?),
         }
         Ok(())
     }
@@ -215,8 +208,8 @@ impl Headers {
     pub const fn extensions(&self) -> Extensions {
         let mut extensions = Extensions::NONE;
         let mut index = 0;
-        while index < ExtensionHeader::ALL.len() {
-            let header = ExtensionHeader::ALL[index];
+        while index < Kind::ALL.len() {
+            let header = Kind::ALL[index];
             if self.has(header) {
                 extensions = extensions.with(header);
             }
@@ -225,18 +218,18 @@ impl Headers {
         extensions
     }
 
-    const fn has(&self, header: ExtensionHeader) -> bool {
+    const fn has(&self, header: Kind) -> bool {
         match header {
-            ExtensionHeader::Rdeth => self.rdeth.is_some(),
-            ExtensionHeader::Deth => self.deth.is_some(),
-            ExtensionHeader::Xrceth => self.xrceth.is_some(),
-            ExtensionHeader::Feth => self.feth.is_some(),
-            ExtensionHeader::Reth => self.reth.is_some(),
-            ExtensionHeader::AtomicEth => self.atomic_eth.is_some(),
-            ExtensionHeader::Aeth => self.aeth.is_some(),
-            ExtensionHeader::AtomicAckEth => self.atomic_ack_eth.is_some(),
-            ExtensionHeader::ImmDt => self.imm_dt.is_some(),
-            ExtensionHeader::Ieth => self.ieth.is_some(),
+            Kind::Rdeth => self.rdeth.is_some(),
+            Kind::Deth => self.deth.is_some(),
+            Kind::Xrceth => self.xrceth.is_some(),
+            Kind::Feth => self.feth.is_some(),
+            Kind::Reth => self.reth.is_some(),
+            Kind::AtomicEth => self.atomic_eth.is_some(),
+            Kind::Aeth => self.aeth.is_some(),
+            Kind::AtomicAckEth => self.atomic_ack_eth.is_some(),
+            Kind::ImmDt => self.imm_dt.is_some(),
+            Kind::Ieth => self.ieth.is_some(),
         }
     }
 

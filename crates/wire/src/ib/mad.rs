@@ -3,13 +3,21 @@
 use std::fmt;
 
 use crate::codec::{self, Malformed, Reader, Writer};
-use crate::num::TransactionId;
+use crate::ib::{Bth, Deth, Headers, Opcode};
+use crate::num::{Psn, Qkey, Qpn, TransactionId};
 
 /// Length of every management datagram, header included.
 pub const MAD_LEN: usize = 256;
 
 /// Length of what a class puts after the header.
 pub const DATA_LEN: usize = MAD_LEN - MadHeader::LEN;
+
+/// The packet headers of a management datagram: from QP1 to QP1, with the key of both. Its
+/// receiver does not look at the PSN.
+pub const fn gsi_headers(psn: Psn) -> Headers {
+    Headers::new(Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, psn))
+        .with_deth(Deth::new(Qkey::GSI, Qpn::GSI))
+}
 
 /// The common header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -242,9 +242,12 @@ impl Extensions {
 
     /// The headers in their order.
     pub fn iter(self) -> impl Iterator<Item = ExtensionHeader> {
-        ExtensionHeader::ALL
-            .into_iter()
-            .filter(move |header| self.contains(*header))
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let first = ExtensionHeader::ALL.get(rest.trailing_zeros() as usize)?;
+            rest &= rest - 1;
+            Some(*first)
+        })
     }
 
     /// Length of all of them.

@@ -37,6 +37,7 @@ impl<'a> Packet<'a> {
     ///
     /// Whether the payload is as long as the opcode and the path MTU want it is a question of the
     /// protocol: a responder answers it with a NAK.
+    #[inline]
     pub fn parse(datagram: &'a [u8]) -> Result<Self, PacketError> {
         let mut reader = Reader::new(datagram);
         let headers = Headers::parse(&mut reader)?;
