@@ -284,11 +284,9 @@ impl Endpoint {
 
     /// Posts the receive of a buffer.
     pub(crate) fn post_receive(&self, index: u16, slot: u32) -> Outcome<()> {
-        let buffer = if self.layout.in_slots() > 1 && self.workload.verb == Verb::Send {
-            slot as usize
-        } else {
-            0
-        };
+        // A message that is verified must not be overwritten by the next one.
+        let own = self.workload.check && self.workload.verb == Verb::Send;
+        let buffer = if own { slot as usize } else { 0 };
         let octets = self.workload.sizes.largest().max(note::LONGEST) as usize;
         let sges = [self.mr.sge(self.layout.incoming(index, buffer), octets)];
         let wr = RecvWr {

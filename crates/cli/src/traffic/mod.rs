@@ -63,32 +63,4 @@ fn judge(own: &RoundResult, peer: &RoundResult) -> Outcome<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wrong_payload_at_either_end_is_a_failure() {
-        let good = RoundResult {
-            verified: 10,
-            ..RoundResult::default()
-        };
-        let mut findings = Findings {
-            verified: 10,
-            ..Findings::default()
-        };
-        findings.blame(|| "octet 3".into());
-        findings.blame(|| "octet 4".into());
-        let bad = with_findings(RoundResult::default(), findings);
-        assert!(judge(&good, &good).is_ok());
-        assert_eq!(
-            judge(&bad, &good).unwrap_err().to_string(),
-            "2 of 10 verified messages are wrong here; the first: octet 3"
-        );
-        assert!(
-            judge(&good, &bad)
-                .unwrap_err()
-                .to_string()
-                .contains("at the peer")
-        );
-    }
-}
+mod tests;
