@@ -2,6 +2,8 @@
 //! CRC is good. Needs `tshark` and the right to capture on the loopback interface; says `skipped`
 //! and why without.
 
+#![allow(clippy::print_stdout, reason = "tests report what they found")]
+
 mod common;
 
 use std::io::{BufRead, BufReader};

@@ -3,6 +3,8 @@
 //!
 //! `SOFTVERBS_CONNECTIONS=5000 cargo test --release --test scale -- --nocapture` reports memory.
 
+#![allow(clippy::print_stdout, reason = "tests report what they found")]
+
 mod common;
 
 use std::collections::HashMap;

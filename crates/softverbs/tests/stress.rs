@@ -217,7 +217,7 @@ fn many_threads_post_to_and_poll_one_connection() {
         cap,
         ..Setup::default()
     };
-    let (client, server) = common::pair(&setup);
+    let (client, server) = pair(&setup);
     // A queue with room for all of it.
     for n in 0..THREADS * EACH {
         let offset = usize::try_from(n % 16_384).unwrap() * 64;
