@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod fault;
 pub mod iwarp;
 pub mod memory;
