@@ -19,4 +19,16 @@
 
 pub mod attributes;
 pub mod batch;
+mod completer;
+mod congestion;
+mod inbound;
+mod nak;
+mod packets;
 pub mod queue_pair;
+mod read_atomic;
+mod recovery;
+mod requester;
+mod responder;
+mod send_queue;
+mod uc;
+mod ud;

@@ -23,17 +23,23 @@
 
 use std::collections::VecDeque;
 
-use softverbs_wire::ib::Packet;
-use softverbs_wire::num::{Gid, PathMtu, Qkey, Qpn};
+use softverbs_wire::ib::{Headers, Opcode, Operation, Packet, Service};
+use softverbs_wire::num::{Gid, PathMtu, Pkey, Psn, Qkey, Qpn};
 
 pub use super::attributes::{ModifyError, QpAttributes};
 pub use super::batch::{Destination, PacketBatch, PacketFrame};
+use super::congestion::{CNP_INTERVAL, RoundTrip, Window};
+use super::inbound::MAX_MESSAGE;
+use super::packets::{self, Source};
+use super::requester::Requester;
+use super::responder::Responder;
+use super::send_queue::SendQueue;
 use crate::fault::Misuse;
 use crate::memory::Memory;
 use crate::qp_state::{QpAttrMask, QpState, QpType};
 use crate::send_gate::{Opener, SendGate};
 use crate::time::Time;
-use crate::wr::{Completion, SendRequest, WcStatus};
+use crate::wr::{Completion, Payload, SendOp, SendRequest, WcStatus};
 
 /// What a queue pair is created with.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +115,7 @@ pub struct RecvCompletion {
     pub source: Option<UdSource>,
 }
 
-/// Why a queue pair went to the error state (UC, UD: or to SQE) by itself.
+/// Why a queue pair went to the error state by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpFailure {
     /// A send request failed with this status; its completion says so too.
@@ -131,8 +137,8 @@ pub enum QpEvent {
     CommEst,
     /// Every request that had begun has completed (SQD, if asked for).
     SqDrained,
-    /// The queue pair went to the error state, or a UC or UD one to SQE, not because it was told
-    /// to. Once.
+    /// The queue pair went to the error state, not because it was told to. Once. (A failed request
+    /// of UC or UD leads to SQE, and to no event.)
     Fatal {
         /// Why.
         cause: QpFailure,
@@ -172,14 +178,26 @@ pub struct QpCounters {
 /// One queue pair, from RESET on. See the module for the contract.
 #[derive(Debug)]
 pub struct QueuePair {
-    config: QpConfig,
-    state: QpState,
-    attributes: QpAttributes,
-    gate: SendGate,
+    pub(super) config: QpConfig,
+    pub(super) state: QpState,
+    pub(super) attributes: QpAttributes,
+    pub(super) gate: SendGate,
+    /// A valid packet of the peer has come.
+    heard: bool,
+    /// The send queue has drained (SQD).
+    drained: bool,
     groups: Vec<Gid>,
+    pub(super) sq: SendQueue,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    pub(super) window: Window,
+    pub(super) round_trip: RoundTrip,
+    /// A congestion notification is to be sent.
+    cnp_due: bool,
+    cnp_sent: Option<Time>,
     events: VecDeque<QpEvent>,
-    recv_completions: VecDeque<RecvCompletion>,
-    counters: QpCounters,
+    pub(super) recv_completions: VecDeque<RecvCompletion>,
+    pub(super) counters: QpCounters,
 }
 
 impl QueuePair {
@@ -190,7 +208,16 @@ impl QueuePair {
             state: QpState::Reset,
             attributes: QpAttributes::default(),
             gate: SendGate::Open { by: Opener::Role },
+            heard: false,
+            drained: false,
             groups: Vec::new(),
+            sq: SendQueue::new(config.max_send_wr, config.sq_sig_all),
+            requester: Requester::new(Psn::new(0)),
+            responder: Responder::new(Psn::new(0)),
+            window: Window::new(config.max_window),
+            round_trip: RoundTrip::new(),
+            cnp_due: false,
+            cnp_sent: None,
             events: VecDeque::new(),
             recv_completions: VecDeque::new(),
             counters: QpCounters::default(),
@@ -201,6 +228,9 @@ impl QueuePair {
 
     /// Sets the attributes in `mask` and goes to `to`, by the table of
     /// [`qp_state`](crate::qp_state). To change attributes only, `to` is the present state.
+    ///
+    /// In RESET everything is forgotten, without completions. In the error state everything is
+    /// flushed. In SQD what has begun goes on.
     pub fn modify(
         &mut self,
         now: Time,
@@ -212,32 +242,80 @@ impl QueuePair {
         let transition = (self.state, to);
         self.attributes
             .apply(self.config.qp_type, transition, attributes, mask)?;
-        self.state = to;
+        match transition {
+            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Err) => self.abort(),
+            (QpState::Init, QpState::Rtr) => {
+                self.responder = Responder::new(self.attributes.rq_psn);
+                self.state = to;
+            }
+            (QpState::Rtr, QpState::Rts) => {
+                self.requester = Requester::new(self.attributes.sq_psn);
+                self.state = to;
+            }
+            (from, QpState::Sqd) if from != to => {
+                self.drained = false;
+                self.state = to;
+            }
+            _ => self.state = to,
+        }
+        self.settle();
         Ok(())
+    }
+
+    fn reset(&mut self) {
+        let config = self.config;
+        let forgotten = core::mem::replace(self, Self::new(config));
+        self.groups = forgotten.groups;
+        self.counters = forgotten.counters;
+        // What has been decided is still told.
+        self.events = forgotten.events;
+        self.recv_completions = forgotten.recv_completions;
+        self.sq = forgotten.sq;
+        self.sq.clear();
     }
 
     /// Queues a request (RC, UC). Allowed from RTR on: it goes out in RTS, when the gate is open.
     /// In SQE and in the error state it is flushed.
     pub fn post_send(&mut self, request: SendRequest) -> Result<(), Misuse> {
-        let _ = request;
-        Err(Misuse::State)
+        if self.config.qp_type == QpType::Ud {
+            return Err(Misuse::Invalid("a datagram needs a destination"));
+        }
+        self.post(request, UdDestination::default())
     }
 
-    /// Queues a datagram (UD).
+    /// Queues a datagram (UD). One that is longer than the port's MTU fails with `LOC_LEN_ERR`.
     pub fn post_send_to(
         &mut self,
         request: SendRequest,
         destination: UdDestination,
     ) -> Result<(), Misuse> {
-        let _ = (request, destination);
-        Err(Misuse::State)
+        if self.config.qp_type != QpType::Ud {
+            return Err(Misuse::Invalid("only a datagram has a destination"));
+        }
+        self.post(request, destination)
+    }
+
+    fn post(&mut self, request: SendRequest, destination: UdDestination) -> Result<(), Misuse> {
+        check_post(self.config.qp_type, &request)?;
+        match self.state {
+            QpState::Reset | QpState::Init => return Err(Misuse::State),
+            QpState::Sqe | QpState::Err => self.sq.push_flushed(&request),
+            QpState::Rtr | QpState::Rts | QpState::Sqd if self.sq.is_full() => {
+                return Err(Misuse::QueueFull);
+            }
+            QpState::Rtr | QpState::Rts | QpState::Sqd => self.sq.push(request, destination),
+        }
+        Ok(())
     }
 
     /// Holds the gate: requests wait until [`open_gate`](Self::open_gate), or until the first
     /// valid packet of the peer. For the passive side of a connection, before RTR. Without effect
     /// once the peer was heard of.
     pub fn hold_gate(&mut self) {
-        self.gate = SendGate::CLOSED;
+        if !self.heard {
+            self.gate = SendGate::CLOSED;
+        }
     }
 
     /// The connection manager knows that the peer listens. True if this opened the gate.
@@ -247,7 +325,12 @@ impl QueuePair {
 
     /// The queue pair goes to the error state, whatever state it is in but RESET: everything is
     /// flushed.
-    pub fn abort(&mut self) {}
+    pub fn abort(&mut self) {
+        if !matches!(self.state, QpState::Reset | QpState::Err) {
+            self.responder.answers.clear();
+            self.end(None);
+        }
+    }
 
     /// Joins a multicast group (UD). False if it was a member. Which packets are the group's is
     /// the owner's to find out: see [`is_attached`](Self::is_attached).
@@ -285,14 +368,65 @@ impl QueuePair {
         packet: &Packet<'_>,
         meta: &PacketMeta,
     ) {
-        let _ = (now, memory, packet, meta);
+        let bth = &packet.headers.bth;
+        let service = match self.config.qp_type {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+        };
+        let Some(info) = bth.opcode.info().filter(|info| {
+            let is_ours = info.service == service;
+            (is_ours || info.service == Service::Cnp) && bth.pkey.matches(Pkey::DEFAULT)
+        }) else {
+            self.counters.dropped += 1;
+            return;
+        };
+        if info.operation == Operation::CongestionNotification {
+            self.counters.cnps_received += 1;
+            return self.window.on_notification(now);
+        }
+        if bth.becn {
+            self.window.on_notification(now);
+        }
+        if meta.ecn_ce || bth.fecn {
+            self.congestion_met(now);
+        }
+        match service {
+            Service::Uc => self.on_unreliable(memory, packet, info),
+            Service::Ud => self.on_datagram(memory, packet, meta),
+            _ if info.is_response() => self.on_response(now, memory, packet, info),
+            _ => self.on_request(memory, packet, info),
+        }
+        self.settle();
+    }
+
+    /// The peer's packets meet congestion: it has to know (IBA annex A17), but not of each.
+    fn congestion_met(&mut self, now: Time) {
+        let is_time = self.cnp_sent.is_none_or(|at| at + CNP_INTERVAL <= now);
+        let connected = self.config.qp_type != QpType::Ud
+            && matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if is_time && connected {
+            self.cnp_sent = Some(now);
+            self.cnp_due = true;
+        }
+    }
+
+    /// A valid packet of the peer was recognised: the connection is established.
+    pub(super) fn heard_of_peer(&mut self) {
+        if core::mem::replace(&mut self.heard, true) {
+            return;
+        }
+        let opens = self.gate.open(Opener::FirstFrame);
+        if opens || self.state == QpState::Rtr {
+            self.events.push_back(QpEvent::CommEst);
+        }
     }
 
     // ---- transmit ----
 
     /// Whether `poll_transmit` would do something.
     pub fn wants_transmit(&self) -> bool {
-        false
+        self.cnp_due || !self.responder.answers.is_empty() || self.request_ready()
     }
 
     /// Appends up to `max_packets` packets to `out`. Also carries out local requests whose turn
@@ -304,26 +438,58 @@ impl QueuePair {
         out: &mut PacketBatch,
         max_packets: usize,
     ) {
-        let _ = (now, memory, out, max_packets);
+        let end = out.len().saturating_add(max_packets);
+        if out.len() < end && core::mem::take(&mut self.cnp_due) {
+            self.transmit_cnp(memory, out);
+        }
+        // Long READ responses and long messages of our own share the way.
+        let share = if self.request_ready() {
+            out.len() + max_packets.div_ceil(2)
+        } else {
+            end
+        };
+        self.transmit_answers(memory, out, share.min(end));
+        while out.len() < end && self.request_ready() {
+            self.transmit_request(now, memory, out);
+        }
+        self.transmit_answers(memory, out, end);
+        self.settle();
+    }
+
+    fn transmit_answers<M: Memory>(&mut self, memory: &M, out: &mut PacketBatch, end: usize) {
+        while out.len() < end && !self.responder.answers.is_empty() {
+            self.transmit_answer(memory, out);
+        }
+    }
+
+    fn transmit_cnp<M: Memory>(&mut self, memory: &M, out: &mut PacketBatch) {
+        let mut bth = packets::bth(Opcode::CNP, self.attributes.dest_qpn, Psn::new(0));
+        bth.becn = true;
+        let headers = Headers::new(bth);
+        // Sixteen octets that mean nothing yet. Without memory there is nothing to fail.
+        let source = Source::Inline(&[0; 16]);
+        let _ = packets::emit(memory, out, u32::MAX, Destination::Peer, headers, source);
+        self.counters.cnps_sent += 1;
     }
 
     // ---- time ----
 
     /// When to call `on_timeout`.
     pub fn deadline(&self) -> Option<Time> {
-        None
+        self.recovery_deadline()
     }
 
     /// A deadline has passed.
     pub fn on_timeout(&mut self, now: Time) {
-        let _ = now;
+        self.recovery_timeout(now);
+        self.settle();
     }
 
     // ---- results ----
 
     /// The next completion of the send queue, in the order of posting.
     pub fn poll_send_completion(&mut self) -> Option<Completion> {
-        None
+        self.sq.pop_completion()
     }
 
     /// The next completion of the receive queue.
@@ -341,9 +507,9 @@ impl QueuePair {
         self.state
     }
 
-    /// Whether the send queue is draining (SQD).
-    pub const fn is_draining(&self) -> bool {
-        false
+    /// Whether the send queue is draining (SQD): requests that have begun are not complete.
+    pub fn is_draining(&self) -> bool {
+        self.state == QpState::Sqd && !self.drained
     }
 
     /// The present attributes.
@@ -358,7 +524,7 @@ impl QueuePair {
 
     /// Requests in the send queue that have not completed.
     pub fn outstanding(&self) -> usize {
-        0
+        self.sq.len()
     }
 
     /// Whether the send gate is open.
@@ -366,8 +532,87 @@ impl QueuePair {
         self.gate.is_open()
     }
 
+    /// Packets that may be in flight now (RC).
+    pub const fn window(&self) -> u32 {
+        self.window.size()
+    }
+
     /// What happened so far.
     pub const fn counters(&self) -> &QpCounters {
         &self.counters
+    }
+
+    // ---- the end ----
+
+    /// What follows from completions: a failed request at the front of the queue stops it; a
+    /// queue without begun requests has drained.
+    fn settle(&mut self) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        if let Some(status) = self.sq.failure() {
+            if self.config.qp_type == QpType::Rc {
+                return self.fail(QpFailure::SendQueue(status), None);
+            }
+            self.sq.flush(None);
+            self.state = QpState::Sqe;
+        } else if self.is_draining() && !self.sq.has_begun() {
+            self.drained = true;
+            if self.attributes.en_sqd_async_notify {
+                self.events.push_back(QpEvent::SqDrained);
+            }
+        }
+    }
+
+    /// The queue pair goes to the error state. If the peer is at fault it still gets its answers,
+    /// of which the last says so. `blamed` is the request packet that the peer refused.
+    pub(super) fn fail(&mut self, cause: QpFailure, blamed: Option<(Psn, WcStatus)>) {
+        if matches!(self.state, QpState::Reset | QpState::Err) {
+            return;
+        }
+        if matches!(cause, QpFailure::SendQueue(_)) {
+            self.responder.answers.clear();
+        }
+        self.events.push_back(QpEvent::Fatal { cause });
+        self.end(blamed);
+    }
+
+    fn end(&mut self, blamed: Option<(Psn, WcStatus)>) {
+        self.state = QpState::Err;
+        self.cnp_due = false;
+        self.sq.flush(blamed);
+        self.fail_receive(WcStatus::WrFlushErr);
+        self.events.push_back(QpEvent::LastWqeReached);
+    }
+}
+
+/// What is wrong with a request whatever the connection.
+fn check_post(qp_type: QpType, request: &SendRequest) -> Result<(), Misuse> {
+    let offered = match request.op {
+        SendOp::Send | SendOp::SendWithImm(_) => true,
+        SendOp::Write { .. } | SendOp::WriteWithImm { .. } | SendOp::LocalInvalidate(_) => {
+            qp_type != QpType::Ud
+        }
+        SendOp::SendWithInvalidate(_)
+        | SendOp::Read { .. }
+        | SendOp::FetchAdd { .. }
+        | SendOp::CompareSwap { .. } => qp_type == QpType::Rc,
+    };
+    if !offered {
+        return Err(Misuse::NotSupported);
+    }
+    let len = request.payload.len();
+    if len > MAX_MESSAGE.into() {
+        return Err(Misuse::MessageTooLong);
+    }
+    let inline = matches!(request.payload, Payload::Inline(_));
+    match request.op {
+        SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } if inline => {
+            Err(Misuse::Invalid("a read has no inline data"))
+        }
+        SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } if len != 8 => Err(Misuse::Invalid(
+            "the result of an atomic operation has 8 octets",
+        )),
+        _ => Ok(()),
     }
 }

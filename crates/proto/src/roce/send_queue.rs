@@ -1,0 +1,300 @@
+//! The send queue: requests in the order of posting, each completed exactly once and in that
+//! order.
+//!
+//! A request stays until it has completed, for what is lost is sent again from it. A cursor names
+//! the request whose turn it is; going back puts it on the oldest again.
+
+use std::collections::VecDeque;
+
+use softverbs_wire::num::Psn;
+
+use super::queue_pair::UdDestination;
+use crate::wr::{Completion, SendFlags, SendOp, SendRequest, WcOpcode, WcStatus};
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// It has no packets yet.
+    Queued,
+    /// It has its packet sequence numbers, and some of them were sent.
+    Begun,
+    /// It completes with this status as soon as those before it have, and stops the queue.
+    Failed(WcStatus),
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) request: SendRequest,
+    pub(super) destination: UdDestination,
+    pub(super) progress: Progress,
+    /// The sequence number of its first packet, once begun.
+    pub(super) first: Psn,
+    /// How many sequence numbers it takes.
+    pub(super) packets: u32,
+}
+
+impl Entry {
+    /// The sequence number after its last.
+    pub(super) const fn end(&self) -> Psn {
+        self.first.advance(self.packets)
+    }
+
+    /// How many packets after its first `psn` is.
+    pub(super) fn index_of(&self, psn: Psn) -> u32 {
+        u32::try_from(psn.distance_from(self.first)).unwrap_or(0)
+    }
+
+    fn contains(&self, psn: Psn) -> bool {
+        self.progress == Progress::Begun
+            && !psn.is_before(self.first)
+            && self.index_of(psn) < self.packets
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    max: usize,
+    all_signaled: bool,
+    entries: VecDeque<Entry>,
+    /// Which entry's turn it is.
+    cursor: usize,
+    completions: VecDeque<Completion>,
+}
+
+impl SendQueue {
+    pub(super) fn new(max: u32, all_signaled: bool) -> Self {
+        Self {
+            max: max as usize,
+            all_signaled,
+            entries: VecDeque::new(),
+            cursor: 0,
+            completions: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= self.max
+    }
+
+    pub(super) fn push(&mut self, request: SendRequest, destination: UdDestination) {
+        self.entries.push_back(Entry {
+            request,
+            destination,
+            progress: Progress::Queued,
+            first: Psn::new(0),
+            packets: 0,
+        });
+    }
+
+    /// A request that is posted to a queue that only flushes.
+    pub(super) fn push_flushed(&mut self, request: &SendRequest) {
+        self.completions
+            .push_back(completion(request, WcStatus::WrFlushErr));
+    }
+
+    pub(super) fn pop_completion(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    /// The request whose turn it is.
+    pub(super) fn current(&self) -> Option<&Entry> {
+        self.entries.get(self.cursor)
+    }
+
+    pub(super) const fn current_is_oldest(&self) -> bool {
+        self.cursor == 0
+    }
+
+    /// The request whose turn it is gets its sequence numbers.
+    pub(super) fn begin_current(&mut self, first: Psn, packets: u32) {
+        if let Some(entry) = self.entries.get_mut(self.cursor) {
+            entry.progress = Progress::Begun;
+            entry.first = first;
+            entry.packets = packets;
+        }
+    }
+
+    /// The request whose turn it is cannot go on, nor can those behind it.
+    pub(super) fn fail_current(&mut self, status: WcStatus) {
+        if let Some(entry) = self.entries.get_mut(self.cursor) {
+            entry.progress = Progress::Failed(status);
+        }
+    }
+
+    /// All packets of the request whose turn it is were yielded.
+    pub(super) const fn advance(&mut self) {
+        self.cursor += 1;
+    }
+
+    /// It is the oldest request's turn again.
+    pub(super) const fn go_back(&mut self) {
+        self.cursor = 0;
+    }
+
+    pub(super) fn oldest(&self) -> Option<&Entry> {
+        self.entries.front()
+    }
+
+    pub(super) fn fail_oldest(&mut self, status: WcStatus) {
+        if let Some(entry) = self.entries.front_mut() {
+            entry.progress = Progress::Failed(status);
+        }
+    }
+
+    /// The status of the oldest request, if it has failed.
+    pub(super) fn failure(&self) -> Option<WcStatus> {
+        match self.entries.front()?.progress {
+            Progress::Failed(status) => Some(status),
+            Progress::Queued | Progress::Begun => None,
+        }
+    }
+
+    /// Whether a request has begun and not completed.
+    pub(super) fn has_begun(&self) -> bool {
+        self.entries
+            .front()
+            .is_some_and(|entry| entry.progress != Progress::Queued)
+    }
+
+    /// The oldest request has completed.
+    pub(super) fn complete_oldest(&mut self, status: WcStatus) {
+        let Some(entry) = self.entries.pop_front() else {
+            return;
+        };
+        self.cursor = self.cursor.saturating_sub(1);
+        let signaled = self.all_signaled || entry.request.flags.contains(SendFlags::SIGNALED);
+        if signaled || status != WcStatus::Success {
+            self.completions
+                .push_back(completion(&entry.request, status));
+        }
+    }
+
+    /// Flushes everything. The request with the packet `psn`, if any is named, gets the status
+    /// there instead, and one that has failed before gets its own.
+    pub(super) fn flush(&mut self, blamed: Option<(Psn, WcStatus)>) {
+        while let Some(entry) = self.entries.front() {
+            let status = match (entry.progress, blamed) {
+                (Progress::Failed(status), _) => status,
+                (Progress::Begun, Some((psn, status))) if entry.contains(psn) => status,
+                _ => WcStatus::WrFlushErr,
+            };
+            self.complete_oldest(status);
+        }
+    }
+
+    /// Forgets everything without a completion.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.cursor = 0;
+    }
+}
+
+fn completion(request: &SendRequest, status: WcStatus) -> Completion {
+    let opcode = match request.op {
+        SendOp::Send | SendOp::SendWithImm(_) | SendOp::SendWithInvalidate(_) => WcOpcode::Send,
+        SendOp::Write { .. } | SendOp::WriteWithImm { .. } => WcOpcode::RdmaWrite,
+        SendOp::Read { .. } => WcOpcode::RdmaRead,
+        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+        SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+    };
+    let byte_len = if status == WcStatus::Success {
+        u32::try_from(request.payload.len()).unwrap_or(u32::MAX)
+    } else {
+        0
+    };
+    Completion {
+        wr_id: request.wr_id,
+        status,
+        opcode,
+        byte_len,
+        imm: None,
+        invalidated: None,
+        solicited: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wr::{Payload, SgeList};
+
+    fn send(wr_id: u64, flags: SendFlags) -> SendRequest {
+        SendRequest {
+            wr_id,
+            op: SendOp::Send,
+            flags,
+            payload: Payload::Sges(SgeList::new()),
+        }
+    }
+
+    fn queue(count: u64) -> SendQueue {
+        let mut queue = SendQueue::new(8, false);
+        for wr_id in 0..count {
+            queue.push(send(wr_id, SendFlags::SIGNALED), UdDestination::default());
+        }
+        queue
+    }
+
+    fn completed(queue: &mut SendQueue) -> Vec<(u64, WcStatus)> {
+        core::iter::from_fn(|| queue.pop_completion())
+            .map(|c| (c.wr_id, c.status))
+            .collect()
+    }
+
+    #[test]
+    fn the_cursor_stays_on_its_request_when_older_ones_complete() {
+        let mut queue = queue(3);
+        queue.begin_current(Psn::new(0), 1);
+        queue.advance();
+        queue.begin_current(Psn::new(1), 1);
+        queue.complete_oldest(WcStatus::Success);
+        assert_eq!(queue.current().map(|entry| entry.request.wr_id), Some(1));
+        assert!(queue.current_is_oldest());
+        queue.advance();
+        queue.go_back();
+        assert_eq!(queue.current().map(|entry| entry.request.wr_id), Some(1));
+        assert_eq!(completed(&mut queue), [(0, WcStatus::Success)]);
+    }
+
+    #[test]
+    fn unsignaled_success_is_silent_and_failure_is_not() {
+        let mut queue = queue(0);
+        for wr_id in [1, 2] {
+            queue.push(send(wr_id, SendFlags::empty()), UdDestination::default());
+        }
+        queue.complete_oldest(WcStatus::Success);
+        queue.flush(None);
+        assert_eq!(completed(&mut queue), [(2, WcStatus::WrFlushErr)]);
+        let mut queue = SendQueue::new(1, true);
+        queue.push(send(1, SendFlags::empty()), UdDestination::default());
+        assert!(queue.is_full());
+        queue.complete_oldest(WcStatus::Success);
+        assert_eq!(completed(&mut queue), [(1, WcStatus::Success)]);
+    }
+
+    #[test]
+    fn a_flush_blames_the_request_with_the_packet() {
+        let mut queue = queue(4);
+        let last = Psn::new(0x00ff_ffff);
+        queue.begin_current(last, 3);
+        queue.advance();
+        queue.begin_current(Psn::new(2), 1);
+        queue.advance();
+        queue.fail_current(WcStatus::LocProtErr);
+        queue.flush(Some((Psn::new(1), WcStatus::RemAccessErr)));
+        assert_eq!(
+            completed(&mut queue),
+            [
+                (0, WcStatus::RemAccessErr),
+                (1, WcStatus::WrFlushErr),
+                (2, WcStatus::LocProtErr),
+                (3, WcStatus::WrFlushErr)
+            ]
+        );
+    }
+}
