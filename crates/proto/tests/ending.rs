@@ -142,7 +142,11 @@ fn after_disconnect_the_peer_is_not_heard() {
     let mut batch = TxBatch::new();
     end.stream
         .poll_transmit(at(0), &mut end.memory, &mut batch, 1 << 20, 1024);
+    // Payload is about to be placed directly.
+    end.feed(at(0), &raw::send(true, 1, 4, &[7; 40])[..22]);
+    assert!(end.stream.direct().is_some());
     end.stream.disconnect(at(0));
+    assert!(end.stream.direct().is_none());
     end.drain();
     assert!(!end.is_closed(), "TCP has not taken the message");
     assert_eq!(
