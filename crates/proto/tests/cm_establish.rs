@@ -23,7 +23,10 @@ fn both_sides_get_what_the_other_offers() {
     assert_eq!(&request.private_data[..5], b"ping\0");
     let cma = request.cma.unwrap();
     assert_eq!(cma.source_ip(), Some(ip(CLIENT).into()));
-    assert_eq!((cma.source_port, cma.destination_ip()), (4711, Some(ip(SERVER).into())));
+    assert_eq!(
+        (cma.source_port, cma.destination_ip()),
+        (4711, Some(ip(SERVER).into()))
+    );
     assert_eq!(
         (request.responder_resources, request.initiator_depth),
         (4, 3),
@@ -217,7 +220,10 @@ fn a_slow_decision_is_announced_when_the_request_comes_again() {
     let client = pair.connect();
     pair.run(ms(60_000));
     let (server, _) = pair.hosts[SERVER].request();
-    assert_eq!(pair.states(client, server), [State::MraReqRcvd, State::MraReqSent]);
+    assert_eq!(
+        pair.states(client, server),
+        [State::MraReqRcvd, State::MraReqSent]
+    );
     assert_eq!(pair.sent(CLIENT), [(0, "REQ"), (4608, "REQ")]);
     assert_eq!(pair.sent(SERVER), [(4609, "MRA")]);
     pair.accept(SERVER, server);
@@ -256,7 +262,10 @@ fn the_active_side_may_be_slow_too() {
     let client = pair.connect();
     pair.run(ms(20_000));
     let (server, _) = pair.hosts[SERVER].request();
-    assert_eq!(pair.states(client, server), [State::MraRepSent, State::MraRepRcvd]);
+    assert_eq!(
+        pair.states(client, server),
+        [State::MraRepSent, State::MraRepRcvd]
+    );
     assert_eq!(pair.sent(SERVER), [(1, "REP"), (4097, "REP")]);
     pair.call(CLIENT, |cm, now| cm.establish(now, client).unwrap());
     pair.run(ms(1));
@@ -271,7 +280,11 @@ fn nobody_there_ends_after_16_attempts() {
     assert_eq!(pair.count(CLIENT, "REQ"), 16);
     assert_eq!(pair.hosts[CLIENT].names(client), ["Unreachable"]);
     assert_eq!(pair.hosts[CLIENT].when("Unreachable"), at(16 * 4608));
-    assert_eq!(pair.count(CLIENT, "REJ"), 1, "the peer may have heard the REQ");
+    assert_eq!(
+        pair.count(CLIENT, "REJ"),
+        1,
+        "the peer may have heard the REQ"
+    );
     pair.assert_empty();
 }
 
@@ -283,7 +296,10 @@ fn a_silent_active_side_ends_after_16_replies() {
         _ => vec![],
     });
     let client = pair.connect();
-    pair.hosts[CLIENT].cm.drop_request(at(0), client).unwrap_err();
+    pair.hosts[CLIENT]
+        .cm
+        .drop_request(at(0), client)
+        .unwrap_err();
     pair.run_out();
     let (server, _) = pair.hosts[SERVER].request();
     assert_eq!(pair.hosts[SERVER].names(server), ["Request", "Unreachable"]);

@@ -6,7 +6,7 @@ use softverbs_wire::ib::cm::{
     SidrStatus, attribute,
 };
 use softverbs_wire::ib::mad::{MadHeader, Method, MgmtClass};
-use softverbs_wire::num::{CommId, Guid, TransactionId};
+use softverbs_wire::num::{CommId, Guid, Qpn, TransactionId};
 
 use super::connection::Connection;
 use super::endpoint::Endpoint;
@@ -154,7 +154,11 @@ impl Endpoint {
             self.on_stale_rep(now, address, transaction_id, id, old, rep);
             return;
         }
+        let first = is_waiting_for_rep(connection);
         self.peer(now, id, Trigger::Rep, Input::Rep(rep));
+        if first && self.config.delayed_mra.is_some() {
+            self.peer(now, id, Trigger::DelayedMra, Input::None);
+        }
     }
 
     /// The REP names a queue pair, or a communication ID, of a connection that we still have.
@@ -188,7 +192,7 @@ impl Endpoint {
         address: PathAddress,
         guid: Guid,
         comm_id: CommId,
-        qpn: softverbs_wire::num::Qpn,
+        qpn: Qpn,
     ) -> Option<u32> {
         self.registry
             .by_remote_qp(address, guid, qpn)

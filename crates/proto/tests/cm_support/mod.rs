@@ -1,7 +1,7 @@
 //! Two connection managers, their applications and queue pairs, and the network between them, in
 //! virtual time.
 
-#![allow(dead_code, reason = "every test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its part")]
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -151,18 +151,26 @@ impl Host {
     }
 
     pub fn request(&self) -> (ConnectionId, &Request) {
-        let found = self.heard.iter().rev().find_map(|(_, id, event)| match event {
-            CmEvent::Request(request) => Some((*id, &**request)),
-            _ => None,
-        });
+        let found = self
+            .heard
+            .iter()
+            .rev()
+            .find_map(|(_, id, event)| match event {
+                CmEvent::Request(request) => Some((*id, &**request)),
+                _ => None,
+            });
         found.expect("a request")
     }
 
     pub fn sidr_request(&self) -> (ConnectionId, &SidrRequest) {
-        let found = self.heard.iter().rev().find_map(|(_, id, event)| match event {
-            CmEvent::SidrRequest(request) => Some((*id, &**request)),
-            _ => None,
-        });
+        let found = self
+            .heard
+            .iter()
+            .rev()
+            .find_map(|(_, id, event)| match event {
+                CmEvent::SidrRequest(request) => Some((*id, &**request)),
+                _ => None,
+            });
         found.expect("a SIDR request")
     }
 
@@ -266,7 +274,10 @@ impl Pair {
     }
 
     pub fn count(&self, host: usize, kind: &str) -> usize {
-        self.sent(host).iter().filter(|(_, what)| *what == kind).count()
+        self.sent(host)
+            .iter()
+            .filter(|(_, what)| *what == kind)
+            .count()
     }
 
     pub fn connect_request(&mut self, from: usize) -> ConnectRequest {
@@ -472,8 +483,10 @@ impl Pair {
         let nth = self.count(host, kind);
         for delay in (self.rule)(host, kind, nth) {
             self.sequence += 1;
-            self.flying
-                .insert((self.now + delay, self.sequence), (1 - host, packet.clone()));
+            self.flying.insert(
+                (self.now + delay, self.sequence),
+                (1 - host, packet.clone()),
+            );
         }
     }
 
