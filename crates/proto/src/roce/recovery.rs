@@ -98,11 +98,18 @@ impl QueuePair {
         if requester.high.is_before(requester.next) {
             requester.high = requester.next;
         }
-        if recovery.retry_at.is_none() {
-            recovery.retry_at = self.attributes.ack_timeout().map(|timeout| now + timeout);
+        self.start_timers(now, false);
+    }
+
+    /// Starts the timers that do not run, or all of them again.
+    fn start_timers(&mut self, now: Time, again: bool) {
+        let timeout = self.attributes.ack_timeout();
+        let recovery = &mut self.requester.recovery;
+        if again || recovery.retry_at.is_none() {
+            recovery.retry_at = timeout.map(|timeout| now + timeout);
         }
-        if recovery.probe_at.is_none() {
-            recovery.probe_at = Some(now + self.round_trip.wait(recovery.probes));
+        if again || recovery.probe_at.is_none() {
+            recovery.probe_at = Some(now + self.round_trip.wait(recovery.probes, timeout));
         }
     }
 
@@ -135,8 +142,7 @@ impl QueuePair {
         recovery.rnr_at = None;
         recovery.stop_timers();
         if una != requester.next {
-            recovery.retry_at = self.attributes.ack_timeout().map(|timeout| now + timeout);
-            recovery.probe_at = Some(now + self.round_trip.wait(0));
+            self.start_timers(now, true);
         }
     }
 
