@@ -148,7 +148,11 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
     let timed_out = event.status() == -errno::ETIMEDOUT;
     Failure::run(match (event.kind(), event.status().saturating_neg()) {
         (EventKind::Rejected, errno::ECONNREFUSED) => {
-            "connection refused: does a server listen there?".to_owned()
+            if event.is_consumer_reject() {
+                "the peer rejected the connection".to_owned()
+            } else {
+                "connection refused: no server listens there".to_owned()
+            }
         }
         (EventKind::Rejected, errno::ECONNRESET) | (EventKind::Disconnected, _) => {
             format!("the peer closed the connection while {doing}")
