@@ -191,9 +191,7 @@ impl QueuePair {
     /// Sequence numbers of `entry` that were not sent yet.
     fn left_of(&self, entry: &Entry) -> u32 {
         match entry.progress {
-            Progress::Begun => {
-                u32::try_from(entry.end().distance_from(self.requester.next)).unwrap_or(0)
-            }
+            Progress::Begun => entry.packets - entry.index_of(self.requester.next),
             _ => packets_of(&self.attributes, &entry.request),
         }
     }
