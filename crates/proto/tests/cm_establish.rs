@@ -3,12 +3,14 @@
 mod cm_support;
 
 use cm_support::*;
+use softverbs_proto::cm::config::Config;
 use softverbs_proto::cm::event::CmEvent;
+use softverbs_proto::cm::params::AcceptParams;
 use softverbs_proto::cm::state::State;
 use softverbs_proto::fault::Misuse;
 use softverbs_proto::qp_state::QpState;
 use softverbs_proto::send_gate::Opener;
-use softverbs_wire::num::TimeoutCode;
+use softverbs_wire::num::{Psn, Qpn, RetryCount, TimeoutCode};
 
 const BOTH: [State; 2] = [State::Established; 2];
 
@@ -232,6 +234,67 @@ fn a_slow_decision_is_announced_when_the_request_comes_again() {
 }
 
 #[test]
+fn without_mras_repeated_messages_are_ignored() {
+    let config = Config {
+        delayed_mra: None,
+        ..Config::default()
+    };
+    let mut pair = Pair::with(config, |_, _, _| pass());
+    pair.hosts[SERVER].on_request = Habit::Wait;
+    pair.hosts[CLIENT].on_reply = Habit::Wait;
+    let client = pair.connect();
+    pair.run(ms(10_000));
+    let (server, _) = pair.hosts[SERVER].request();
+    let states = [State::ReqSent, State::ReqRcvd];
+    assert_eq!(pair.states(client, server), states);
+    pair.accept(SERVER, server);
+    pair.run(ms(10_000));
+    let states = [State::RepRcvd, State::RepSent];
+    assert_eq!(pair.states(client, server), states);
+    assert_eq!(pair.count(CLIENT, "MRA") + pair.count(SERVER, "MRA"), 0);
+    // Told in so many words, the peer waits.
+    let service = TimeoutCode::new(24);
+    pair.call(CLIENT, |cm, now| cm.mra(now, client, service).unwrap());
+    pair.run(ms(10_000));
+    let states = [State::MraRepSent, State::MraRepRcvd];
+    assert_eq!(pair.states(client, server), states);
+    pair.call(CLIENT, |cm, now| cm.establish(now, client).unwrap());
+    pair.run(ms(1));
+    assert_eq!(pair.states(client, server), BOTH);
+}
+
+/// All three messages of the establishment and the first packets overtake one another.
+#[test]
+fn any_order_of_arrival_establishes_once() {
+    for seed in 0..500_usize {
+        let mut state = seed;
+        let mut pair = Pair::with_rule(move |_, _, _| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let random = (state >> 33) % 60;
+            let late = ms(u64::try_from(random).unwrap());
+            match random % 5 {
+                0 => vec![],
+                1 => vec![late, ms(1)],
+                _ => vec![late],
+            }
+        });
+        let client = pair.connect();
+        for _ in 0..40 {
+            pair.run(ms(700));
+            if pair.hosts[CLIENT].cm.state(client) == State::Established {
+                pair.post(CLIENT, client);
+            }
+        }
+        let (server, _) = pair.hosts[SERVER].request();
+        assert_eq!(pair.states(client, server), BOTH, "{seed}");
+        assert_eq!(pair.hosts[CLIENT].names(client), ["Reply", "Established"]);
+        assert_eq!(pair.hosts[SERVER].names(server), ["Request", "Established"]);
+    }
+}
+
+#[test]
 fn an_mra_extends_the_wait_and_not_for_ever() {
     let mut pair = Pair::with_rule(|host, kind, _| match (host, kind) {
         (SERVER, "REP") => vec![],
@@ -392,12 +455,12 @@ fn a_device_connects_to_itself() {
         while let Some((id, event)) = cm.poll_event() {
             match event {
                 CmEvent::Request(_) => {
-                    let params = softverbs_proto::cm::params::AcceptParams {
-                        qpn: softverbs_wire::num::Qpn::new(99),
-                        starting_psn: softverbs_wire::num::Psn::new(1),
+                    let params = AcceptParams {
+                        qpn: Qpn::new(99),
+                        starting_psn: Psn::new(1),
                         responder_resources: 0,
                         initiator_depth: 0,
-                        rnr_retry_count: softverbs_wire::num::RetryCount::MAX,
+                        rnr_retry_count: RetryCount::MAX,
                         flow_control: false,
                         srq: false,
                         private_data: Vec::new(),

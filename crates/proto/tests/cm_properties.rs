@@ -397,7 +397,7 @@ impl Play {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn every_connection_ends_once_and_nothing_is_left(steps in vec(step(), 1..120)) {

@@ -517,10 +517,7 @@ impl Pair {
     }
 
     fn act(&mut self, host: usize, id: ConnectionId, action: QpAction) {
-        let Some(qp) = self.hosts[host].qps.values_mut().find(|qp| qp.id == id) else {
-            assert_eq!(action, QpAction::ToErr, "before there is a queue pair");
-            return;
-        };
+        let (_, qp) = self.hosts[host].qp(id);
         match action {
             QpAction::ToRtr(rtr) => {
                 assert_eq!(qp.state, QpState::Init);
