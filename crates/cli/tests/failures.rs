@@ -84,6 +84,16 @@ fn mismatches_are_refused_with_the_reason_at_both_ends() {
 }
 
 #[test]
+fn the_reason_survives_a_host_with_several_addresses() {
+    for exchange in ["", "--tcp-exchange"] {
+        let (server, port) =
+            Running::serve(softverbs(&format!("bw --server -p 0 -q 4 {exchange}")));
+        sv(&format!("bw localhost -p {port} {exchange}")).failed("-q 4");
+        server.finish().failed("-q 4");
+    }
+}
+
+#[test]
 fn one_end_exchanges_over_tcp_and_the_other_does_not() {
     let (server, port) = Running::serve(softverbs("bw --server -p 0 --tcp-exchange"));
     bounded(sv(&format!("bw 127.0.0.1 -p {port} --timeout 3"))).failed("127.0.0.1");
