@@ -242,7 +242,7 @@ fn a_write_is_as_long_as_it_says() {
     let cases: [&[(Headers, &[u8])]; 7] = [
         &[(write_only(0, WRITABLE, 0, 8), &[1; 4])],
         &[(write_only(0, WRITABLE, 0, 4), &[1; 8])],
-        &[(first(MTU as u32), &full)],
+        &[(first(256), &full)],
         &[(first(300), &full), (last, &[1; 40])],
         &[(first(300), &full), (last, &[1; 48])],
         &[(first(300), &full), (middle, &full)],

@@ -11,14 +11,14 @@
 //!   the answer covers everything, only an answer was lost; else all after it is sent again.
 //! * The *RNR timer* of a peer without a receive. Nothing is sent until it has run out.
 
-use super::queue_pair::{QpFailure, QueuePair};
-use crate::qp_state::QpState;
-use crate::time::Time;
-use crate::wr::WcStatus;
 use softverbs_wire::ib::NakCode;
 use softverbs_wire::num::{Psn, RnrTimer};
 
 use super::nak;
+use super::queue_pair::{QpFailure, QueuePair};
+use crate::qp_state::QpState;
+use crate::time::Time;
+use crate::wr::WcStatus;
 
 #[derive(Debug)]
 pub(super) struct Recovery {

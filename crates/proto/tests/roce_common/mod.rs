@@ -334,8 +334,11 @@ pub struct Pair {
     pub peak: usize,
 }
 
-/// Decides whether a packet gets through.
-pub struct Filter(pub Box<dyn FnMut(bool, &Headers) -> bool>);
+/// Says of a packet, `true` if from `a`, whether it gets through.
+type Passes = dyn FnMut(bool, &Headers) -> bool;
+
+/// Decides which packets get through.
+pub struct Filter(pub Box<Passes>);
 
 impl core::fmt::Debug for Filter {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
