@@ -498,3 +498,25 @@ fn a_qpn_is_no_secret_between_peers() {
     pair.run_out();
     pair.assert_empty();
 }
+
+/// The peer died after it replied, and its successor wants something of us.
+#[test]
+fn a_stale_connection_that_we_have_not_confirmed() {
+    let mut pair = Pair::new();
+    pair.hosts[CLIENT].on_reply = Habit::Wait;
+    let client = pair.connect();
+    pair.run(ms(10));
+    let mut stale = req(&mut pair);
+    let reply = pair.hosts[CLIENT].reply();
+    stale.local_qpn = reply.remote_qpn;
+    stale.local_ca_guid = reply.remote_ca_guid;
+    pair.inject(CLIENT, &Mad::new(TransactionId::new(1), stale));
+    assert_eq!(pair.hosts[CLIENT].names(client), ["Reply", "Rejected"]);
+    assert_eq!(pair.hosts[CLIENT].reason(), RejReason::STALE_CONNECTION);
+    assert_eq!(rej(&last(&pair, CLIENT, "REJ")).reason.get(), 10);
+    pair.run(ms(600));
+    assert_eq!(
+        pair.hosts[CLIENT].names(client),
+        ["Reply", "Rejected", "TimewaitExit"]
+    );
+}

@@ -7,7 +7,7 @@ use softverbs_proto::cm::event::{CmEvent, CmStatus};
 use softverbs_proto::cm::params::ConnectionId;
 use softverbs_proto::cm::state::State;
 use softverbs_proto::qp_state::QpState;
-use softverbs_wire::ib::cm::{ApStatus, Dreq, Lap, Mad, Message};
+use softverbs_wire::ib::cm::{ApStatus, Dreq, Lap, Mad, Message, MessageKind, Rej, RejReason};
 use softverbs_wire::num::{CommId, Qpn, TransactionId};
 
 /// Both connected.
@@ -336,4 +336,48 @@ fn alternate_paths_are_not_supported() {
         cm.on_qp_event(now, server, migrated).unwrap_err();
     });
     assert_eq!(pair.states(client, server), [State::Established; 2]);
+}
+
+/// A peer that knows nothing of the connection says so in its own way.
+#[test]
+fn a_rejected_dreq_is_the_end_too() {
+    let (mut pair, client, server) = connected(|host, kind, _| match (host, kind) {
+        (CLIENT, "DREQ") => vec![],
+        _ => pass(),
+    });
+    pair.call(CLIENT, |cm, now| cm.disconnect(now, client).unwrap());
+    let rej = Rej {
+        local_comm_id: server.comm_id(),
+        remote_comm_id: client.comm_id(),
+        message: MessageKind::OTHER,
+        reason: RejReason::INVALID_COMM_ID,
+        ..Rej::default()
+    };
+    pair.inject(CLIENT, &Mad::new(TransactionId::new(9), rej));
+    assert_eq!(pair.hosts[CLIENT].cm.state(client), State::Timewait);
+    assert_eq!(status(&pair, CLIENT), CmStatus::Success);
+    pair.run(ms(1000));
+    assert_eq!(
+        pair.hosts[CLIENT].names(client)[2..],
+        ["Disconnected", "TimewaitExit"]
+    );
+}
+
+#[test]
+fn a_repeated_dreq_is_answered_in_timewait() {
+    let (mut pair, client, server) = connected(|_, kind, nth| match kind {
+        "DREQ" => vec![ms(1), ms(100)],
+        "DREP" if nth == 1 => vec![],
+        _ => pass(),
+    });
+    pair.call(CLIENT, |cm, now| cm.disconnect(now, client).unwrap());
+    pair.run(ms(99));
+    assert_eq!(
+        pair.states(client, server),
+        [State::DreqSent, State::Timewait]
+    );
+    pair.run(ms(2));
+    assert_eq!(pair.states(client, server), [State::Timewait; 2]);
+    let dreq = last(&pair, CLIENT, "DREQ").header.transaction_id;
+    assert_eq!(last(&pair, SERVER, "DREP").header.transaction_id, dreq);
 }
