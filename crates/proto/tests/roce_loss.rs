@@ -322,7 +322,7 @@ fn run_all(percent: usize) {
     for seed in seeds() {
         run(seed, percent, &mut tally);
     }
-    println!("{percent} %: {tally:?}");
+    eprintln!("{percent} %: {tally:?}");
     if seeds().count() > 100 {
         assert!(tally.retransmitted > 0 && tally.duplicates > 0, "{tally:?}");
         assert!(tally.rnr > 0 && tally.losses > 0, "{tally:?}");

@@ -10,6 +10,7 @@
 
 #[path = "../common/memory.rs"]
 pub mod memory;
+pub mod responder;
 
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
