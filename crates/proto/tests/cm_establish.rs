@@ -5,7 +5,7 @@ mod cm_support;
 use cm_support::*;
 use softverbs_proto::cm::config::Config;
 use softverbs_proto::cm::event::CmEvent;
-use softverbs_proto::cm::params::AcceptParams;
+use softverbs_proto::cm::params::{AcceptParams, RejectParams};
 use softverbs_proto::cm::state::State;
 use softverbs_proto::fault::Misuse;
 use softverbs_proto::qp_state::QpState;
@@ -343,6 +343,7 @@ fn nobody_there_ends_after_16_attempts() {
     assert_eq!(pair.count(CLIENT, "REQ"), 16);
     assert_eq!(pair.hosts[CLIENT].names(client), ["Unreachable"]);
     assert_eq!(pair.hosts[CLIENT].when("Unreachable"), at(16 * 4608));
+    assert_eq!(pair.hosts[CLIENT].qp(client).1.state, QpState::Err);
     assert_eq!(
         pair.count(CLIENT, "REJ"),
         1,
@@ -392,6 +393,26 @@ fn what_failed_locally_is_withdrawn_before_it_is_sent() {
     assert_eq!(pair.count(SERVER, "REP"), 0);
     assert_eq!(pair.hosts[CLIENT].names(client), ["Rejected"]);
     pair.run_out();
+    pair.assert_empty();
+}
+
+#[test]
+fn nothing_is_heard_of_what_was_rejected() {
+    let mut pair = Pair::new();
+    pair.hosts[SERVER].on_request = Habit::Wait;
+    pair.connect();
+    pair.run(ms(2));
+    let (server, _) = pair.hosts[SERVER].request();
+    let params = pair.accept_params(SERVER);
+    let now = pair.now;
+    let cm = &mut pair.hosts[SERVER].cm;
+    cm.accept(now, server, &params).unwrap();
+    let reject = RejectParams::consumer(Vec::new());
+    cm.reject(now, server, &reject).unwrap();
+    assert_eq!(cm.poll_event(), None);
+    pair.run_out();
+    assert_eq!(pair.count(SERVER, "REP"), 0);
+    assert_eq!(pair.hosts[SERVER].names(server), ["Request"]);
     pair.assert_empty();
 }
 

@@ -65,6 +65,8 @@ fn the_passive_side_may_disconnect() {
     let (mut pair, client, server) = connected(|_, _, _| pass());
     pair.call(SERVER, |cm, now| cm.disconnect(now, server).unwrap());
     pair.run_out();
+    let dreq = last(&pair, SERVER, "DREQ").header.transaction_id;
+    assert_eq!(last(&pair, CLIENT, "DREP").header.transaction_id, dreq);
     for (host, id) in [(CLIENT, client), (SERVER, server)] {
         assert_eq!(status(&pair, host), CmStatus::Success);
         assert_eq!(pair.hosts[host].names(id).last(), Some(&"TimewaitExit"));
