@@ -110,6 +110,17 @@ fn one_end_exchanges_over_tcp_and_the_other_does_not() {
 }
 
 #[test]
+fn half_a_message_does_not_keep_a_server_from_others() {
+    use std::io::Write;
+    let (server, port) = Running::serve(softverbs("bw --server -p 0 --tcp-exchange --timeout 1"));
+    let mut stranger = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stranger.write_all(b"SVXC").unwrap();
+    bounded(sv(&format!("bw 127.0.0.1 -p {port} --tcp-exchange -n 10"))).ok();
+    server.finish().ok();
+    drop(stranger);
+}
+
+#[test]
 fn another_version_is_refused() {
     use std::io::Write;
     let (server, port) = Running::serve(softverbs("bw --server -p 0 --tcp-exchange"));
