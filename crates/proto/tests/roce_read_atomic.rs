@@ -98,6 +98,9 @@ fn only_the_latest_results_are_kept() {
         results.push(original);
     }
     assert_eq!(results, [None, Some(1), Some(2)]);
+    // A READ with the number of an atomic is answered with nothing.
+    end.inject(micros(0), read(2, READABLE, 0, 8), &[]);
+    assert_eq!(end.answers(micros(0)), []);
     assert_eq!(end.memory.octets(ATOMIC)[..8], 3u64.to_ne_bytes());
 }
 

@@ -171,6 +171,27 @@ fn rnr_retries_are_counted() {
     }
 }
 
+/// Each message may be refused as often as the count says.
+#[test]
+fn progress_gives_back_the_rnr_retries() {
+    let mut pair = pair_with(QpAttributes {
+        rnr_retry: 1,
+        min_rnr_timer: 14,
+        ..attributes()
+    });
+    let timer = RnrTimer::new(14).duration();
+    for wr_id in 0..5 {
+        pair.a.post(send(wr_id));
+        let until = pair.now + timer / 2;
+        pair.run_until(until);
+        pair.b.memory.post_receive(wr_id, [sge(2, 0, 8)]);
+        pair.run();
+    }
+    assert_eq!(pair.a.sent.len(), 5);
+    assert_eq!(pair.a.qp.counters().rnr_naks_received, 5);
+    pair.assert_connected();
+}
+
 /// B42: 7 is without end.
 #[test]
 fn rnr_retry_seven_is_without_end() {
@@ -360,4 +381,39 @@ fn an_outage_within_the_limits_is_survived() {
     pair.assert_connected();
     assert_eq!(pair.b.received.len(), 20);
     assert_eq!(pair.a.sent.len(), 21);
+}
+
+/// A probe that was too early: what is already there is not sent again.
+#[test]
+fn a_late_answer_makes_no_second_burst() {
+    let mut pair = pair_with(attributes());
+    for wr_id in 0..20 {
+        let op = if wr_id % 5 == 4 {
+            read_op(2, 0)
+        } else {
+            write_op(2, 0)
+        };
+        pair.a.post(wr(wr_id, op, sge(1, 0, 8)));
+    }
+    let packets = pair.a.transmit_all(pair.now);
+    assert_eq!(packets.len(), 20, "four of them READs");
+    let probe_at = pair.a.qp.deadline().unwrap();
+    pair.a.qp.on_timeout(probe_at);
+    assert_eq!(pair.a.transmit_all(probe_at).len(), 1, "the probe");
+    for octets in &packets[..11] {
+        pair.b.feed(probe_at, octets, &Default::default());
+    }
+    for octets in pair.b.transmit_all(probe_at) {
+        pair.a.feed(probe_at, &octets, &Default::default());
+    }
+    assert_eq!(pair.a.sent.len(), 11);
+    assert_eq!(pair.a.transmit_all(probe_at).len(), 0);
+    // The rest was lost after all.
+    pair.a.post(inline(20, write_op(2, 0), b"x"));
+    pair.now = probe_at;
+    pair.run();
+    pair.assert_connected();
+    let all: Vec<_> = (0..21).map(|wr_id| (wr_id, WcStatus::Success)).collect();
+    assert_eq!(pair.a.statuses(), all);
+    assert_eq!(pair.a.qp.counters().timeouts, 0);
 }

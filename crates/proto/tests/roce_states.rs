@@ -139,6 +139,9 @@ fn a_draining_queue_finishes_what_has_begun() {
     let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
     modify(&mut pair.a.qp, &notify, mask, QpState::Sqd).unwrap();
     assert!(pair.a.qp.is_draining());
+    // Other attributes may change meanwhile.
+    let timeout = QpAttrMask::TIMEOUT;
+    modify(&mut pair.a.qp, &attributes(), timeout, QpState::Sqd).unwrap();
     pair.a.post(wr(3, write_op(2, 0), sge(1, 0, 8)));
     pair.run();
     assert_eq!(pair.a.statuses(), [(1, WcStatus::Success)]);
