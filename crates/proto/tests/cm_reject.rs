@@ -520,3 +520,28 @@ fn a_stale_connection_that_we_have_not_confirmed() {
         ["Reply", "Rejected", "TimewaitExit"]
     );
 }
+
+/// An attempt after a stale rejection has all its retries, at the usual interval, although an MRA
+/// had made it longer.
+#[test]
+fn an_attempt_after_a_stale_rejection_is_a_whole_one() {
+    let mut pair = Pair::with_rule(|_, kind, nth| match kind {
+        "REQ" if nth > 2 => vec![],
+        _ => pass(),
+    });
+    pair.hosts[SERVER].on_request = Habit::Wait;
+    let client = pair.connect();
+    pair.run(ms(4700));
+    assert_eq!(pair.hosts[CLIENT].cm.state(client), State::MraReqRcvd);
+    let (server, _) = pair.hosts[SERVER].request();
+    let reject = RejectParams::reason(RejReason::STALE_CONNECTION);
+    pair.call(SERVER, |cm, now| cm.reject(now, server, &reject).unwrap());
+    pair.run_out();
+    assert_eq!(pair.count(CLIENT, "REQ"), 2 + 16);
+    assert_eq!(pair.hosts[CLIENT].names(client), ["Unreachable"]);
+    let again = 4700 + 1 + 100;
+    assert_eq!(
+        pair.hosts[CLIENT].when("Unreachable"),
+        at(again + 16 * 4608)
+    );
+}

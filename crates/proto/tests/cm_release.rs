@@ -3,12 +3,15 @@
 mod cm_support;
 
 use cm_support::*;
+use softverbs_proto::cm::config::Config;
+use softverbs_proto::cm::endpoint::Endpoint;
 use softverbs_proto::cm::event::{CmEvent, CmStatus};
-use softverbs_proto::cm::params::ConnectionId;
+use softverbs_proto::cm::ids::IdSpace;
+use softverbs_proto::cm::params::{ConnectionId, Listen};
 use softverbs_proto::cm::state::State;
 use softverbs_proto::qp_state::QpState;
 use softverbs_wire::ib::cm::{ApStatus, Dreq, Lap, Mad, Message, MessageKind, Rej, RejReason};
-use softverbs_wire::num::{CommId, Qpn, TransactionId};
+use softverbs_wire::num::{CommId, Qpn, TimeoutCode, TransactionId};
 
 /// Both connected.
 fn connected(
@@ -382,4 +385,27 @@ fn a_repeated_dreq_is_answered_in_timewait() {
     assert_eq!(pair.states(client, server), [State::Timewait; 2]);
     let dreq = last(&pair, CLIENT, "DREQ").header.transaction_id;
     assert_eq!(last(&pair, SERVER, "DREP").header.transaction_id, dreq);
+}
+
+/// Each side stays in TimeWait for its queue pair's timeout; the active side's contains the delay
+/// of the adapter that acknowledges, which the REP tells.
+#[test]
+fn timewait_is_of_the_queue_pairs_timeout() {
+    let mut pair = Pair::new();
+    let config = Config {
+        ack_delay: TimeoutCode::new(18),
+        ..Config::default()
+    };
+    let guid = pair.hosts[SERVER].cm.ca_guid();
+    let mut cm = Endpoint::new(config, guid, IdSpace::whole(7, 7));
+    cm.listen(LISTENER, Listen::service(service())).unwrap();
+    pair.hosts[SERVER].cm = cm;
+    let client = pair.connect();
+    pair.run(ms(10));
+    let (_, qp) = pair.hosts[CLIENT].qp(client);
+    assert_eq!(qp.rts.unwrap().timeout, TimeoutCode::new(19));
+    pair.call(CLIENT, |cm, now| cm.disconnect(now, client).unwrap());
+    pair.run_out();
+    assert_eq!(pair.hosts[SERVER].when("TimewaitExit"), at(11 + 512));
+    assert_eq!(pair.hosts[CLIENT].when("TimewaitExit"), at(12 + 2048));
 }

@@ -1,4 +1,4 @@
-//! A REQ: duplicates, stale connections, checks, and to whom it goes.
+//! A REQ: duplicates, checks, and to whom it goes.
 
 use softverbs_wire::ib::cm::{Mad, MessageKind, RejReason, Req, TransportService};
 use softverbs_wire::num::{CommId, PathMtu, TransactionId};
