@@ -100,6 +100,7 @@ mod mr;
 mod mr_table;
 mod qp;
 mod recv_queue;
+mod roce;
 mod srq;
 mod wr;
 

@@ -1,0 +1,3 @@
+//! RoCEv2: the InfiniBand transport over UDP.
+
+pub(crate) mod port;
