@@ -365,6 +365,7 @@ mod tests {
     fn others_may_not_enter() {
         use std::os::unix::fs::PermissionsExt;
         let temp = TempFolder::new();
+        make_private(temp.path()).unwrap();
         let open = temp.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();

@@ -16,7 +16,7 @@ use softverbs_proto::roce::batch::{PacketBatch, PacketFrame};
 use softverbs_proto::transmit::Piece;
 use softverbs_wire::ib::mad::{MAD_LEN, gsi_headers};
 use softverbs_wire::ib::{Icrc, Ipv4Ident};
-use softverbs_wire::num::{Lkey, Psn};
+use softverbs_wire::num::Psn;
 
 use super::border::{PacketSink, SendPath, Sent};
 use super::counters::add;
@@ -26,8 +26,8 @@ use super::{PRIVATE_V4, PRIVATE_V6, Port};
 use crate::error::{Error, Result};
 use crate::mr_table::MrTable;
 
-/// Octets that one call takes: a UDP datagram's worth, less headers.
-const GATHER_LEN: usize = 65_000;
+/// Octets that one call takes: those of the longest UDP datagram of IPv4.
+const GATHER_LEN: usize = 65_507;
 /// Packets that one call takes, in every kernel with segmentation offload.
 const GATHER_PACKETS: usize = 64;
 /// Capacity of the buffer: one packet can be longer than what is gathered.
@@ -80,18 +80,49 @@ impl Ends {
     }
 }
 
-/// Where registered memory is.
-pub(super) trait Payload {
-    /// Copies out of a region.
-    fn read(&self, key: Lkey, addr: u64, out: &mut [u8]) -> std::result::Result<(), MemoryFault>;
+/// Packets to be sent, by their numbers.
+pub(super) trait Packets {
+    fn count(&self) -> usize;
+
+    /// Octets of a packet, without the ICRC.
+    fn len_of(&self, index: usize) -> usize;
+
+    /// Appends a packet, without the ICRC, to the buffer.
+    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault>;
 }
 
-/// The regions of a context, for queue pairs of one protection domain.
-struct Regions<'a>(&'a MrTable, u32);
+/// Packets of a batch, whose payload is in registered memory.
+struct Batched<'a> {
+    regions: &'a MrTable,
+    pd: u32,
+    batch: &'a PacketBatch,
+    frames: &'a [PacketFrame],
+}
 
-impl Payload for Regions<'_> {
-    fn read(&self, key: Lkey, addr: u64, out: &mut [u8]) -> std::result::Result<(), MemoryFault> {
-        self.0.read(key, addr, out, self.1)
+impl Packets for Batched<'_> {
+    fn count(&self) -> usize {
+        self.frames.len()
+    }
+
+    fn len_of(&self, index: usize) -> usize {
+        self.frames[index].len
+    }
+
+    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault> {
+        for piece in self.batch.pieces(&self.frames[index]) {
+            match *piece {
+                Piece::Scratch { start, len } => {
+                    buffer.extend_from_slice(&self.batch.scratch()[start..start + len]);
+                }
+                Piece::Memory { key, addr, len } => {
+                    let start = buffer.len();
+                    buffer.resize(start + len, 0);
+                    self.regions
+                        .read(key, addr, &mut buffer[start..], self.pd)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -102,20 +133,19 @@ pub(super) struct Gathered {
     pub(super) segment: usize,
 }
 
-/// Puts as many packets into the buffer as one call takes. `fault` is what is wrong with the
-/// memory of the next one.
+/// Puts as many packets, from number `first` on, into the buffer as one call takes. With them,
+/// what is wrong with the memory of the next one.
 pub(super) fn gather(
-    payload: &dyn Payload,
-    batch: &PacketBatch,
-    frames: &[PacketFrame],
+    packets: &impl Packets,
+    first: usize,
     offload: bool,
     ends: &Ends,
     buffer: &mut Vec<u8>,
 ) -> (Gathered, Option<MemoryFault>) {
     buffer.clear();
     let mut gathered = Gathered::default();
-    for frame in frames {
-        let len = frame.len + Icrc::LEN;
+    for index in first..packets.count() {
+        let len = packets.len_of(index) + Icrc::LEN;
         if gathered.packets == 0 {
             gathered.segment = len;
         } else if !offload
@@ -126,7 +156,7 @@ pub(super) fn gather(
             break;
         }
         let start = buffer.len();
-        if let Err(fault) = append(payload, batch, frame, buffer) {
+        if let Err(fault) = packets.append(index, buffer) {
             buffer.truncate(start);
             return (gathered, Some(fault));
         }
@@ -140,27 +170,6 @@ pub(super) fn gather(
         }
     }
     (gathered, None)
-}
-
-fn append(
-    payload: &dyn Payload,
-    batch: &PacketBatch,
-    frame: &PacketFrame,
-    buffer: &mut Vec<u8>,
-) -> std::result::Result<(), MemoryFault> {
-    for piece in batch.pieces(frame) {
-        match *piece {
-            Piece::Scratch { start, len } => {
-                buffer.extend_from_slice(&batch.scratch()[start..start + len]);
-            }
-            Piece::Memory { key, addr, len } => {
-                let start = buffer.len();
-                buffer.resize(start + len, 0);
-                payload.read(key, addr, &mut buffer[start..])?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// What the kernel made of one call.
@@ -203,27 +212,26 @@ impl Port {
         frames: Range<usize>,
         path: &SendPath,
     ) -> Sent {
-        self.send_packets(&Regions(regions, pd), batch, frames, path)
+        let packets = Batched {
+            regions,
+            pd,
+            batch,
+            frames: batch.frames().get(frames).unwrap_or_default(),
+        };
+        self.send_packets(&packets, path)
     }
 
-    pub(super) fn send_packets(
-        &self,
-        payload: &dyn Payload,
-        batch: &PacketBatch,
-        frames: Range<usize>,
-        path: &SendPath,
-    ) -> Sent {
+    pub(super) fn send_packets(&self, packets: &impl Packets, path: &SendPath) -> Sent {
         let Some((sock, ends, envelope)) = self.ends(path, self.route(path)) else {
             return Sent::Lost {
                 errno: libc::EAFNOSUPPORT,
             };
         };
-        let mut left = batch.frames().get(frames).unwrap_or_default();
         let mut took = 0;
         BUFFERS.with_borrow_mut(|buffer| {
-            while !left.is_empty() {
+            while took < packets.count() {
                 let offload = sock.gso.load(Ordering::Relaxed);
-                let (gathered, fault) = gather(payload, batch, left, offload, &ends, buffer);
+                let (gathered, fault) = gather(packets, took, offload, &ends, buffer);
                 if gathered.packets > 0 {
                     match self.transmit(sock, &ends, &envelope, gathered, buffer) {
                         (n, Outcome::Took) => took += n,
@@ -237,7 +245,6 @@ impl Port {
                 if let Some(fault) = fault {
                     return Sent::Gone { took, fault };
                 }
-                left = left.get(gathered.packets..).unwrap_or_default();
             }
             Sent::Took(took)
         })
