@@ -115,8 +115,9 @@ pub use self::device::{
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::mr::Mr;
 pub use self::qp::{Qp, QpAttr, QpCap, QpInitAttr};
+pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};
 pub use self::srq::{Srq, SrqAttr, SrqInitAttr};
-pub use self::wr::{RecvWr, SendData, SendWr, Wc};
+pub use self::wr::{RecvWr, SendData, SendWr, UdAddress, Wc};
 pub use softverbs_proto::memory::Access;
 pub use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 pub use softverbs_proto::wr::{SendFlags, SendOp, Sge, WcOpcode, WcStatus};
