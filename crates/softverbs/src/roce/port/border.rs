@@ -96,7 +96,11 @@ impl SendPath {
     /// The way back to where a packet came from.
     pub(crate) const fn reply(from: &ReceivedFrom, dest_qpn: Qpn) -> Self {
         let mut path = Self::new(from.local, from.remote, dest_qpn);
-        path.interface = from.interface;
+        if let IpAddr::V6(remote) = from.remote
+            && remote.is_unicast_link_local()
+        {
+            path.interface = from.interface;
+        }
         path
     }
 }

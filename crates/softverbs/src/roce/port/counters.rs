@@ -51,6 +51,7 @@ counters! {
     forwarded, "packets forwarded to other processes";
     forward_lost, "packets lost on the way to other processes";
     idents_guessed, "IPv4 identifications not as expected";
+    no_room, "dropped: no room in the socket";
     bad_icrc, "dropped: wrong ICRC";
     malformed, "dropped: not a packet";
     no_queue_pair, "dropped: no such queue pair";

@@ -70,11 +70,17 @@ pub(super) struct Folder {
 impl Folder {
     /// The folder of this user and of this process's network namespace.
     pub(super) fn of_user() -> Result<Self> {
-        let root = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-            Some(folder) if folder.is_absolute() && folder.is_dir() => folder.join("softverbs"),
-            _ => PathBuf::from(format!("/tmp/softverbs-{}", sys::effective_uid())),
-        };
-        Self::open(&root)
+        // It may be a folder of another user, from whom this one has the environment.
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .filter(|folder| folder.is_absolute() && belongs_to_user(folder));
+        match runtime {
+            Some(folder) => Self::open(&folder.join("softverbs")),
+            None => Self::open(&PathBuf::from(format!(
+                "/tmp/softverbs-{}",
+                sys::effective_uid()
+            ))),
+        }
     }
 
     /// A folder at a place of the caller's choice.
@@ -245,6 +251,10 @@ fn open(path: &Path) -> io::Result<File> {
         .truncate(false)
         .mode(0o600)
         .open(path)
+}
+
+fn belongs_to_user(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == sys::effective_uid())
 }
 
 /// Whether a path still leads to an open file.

@@ -310,7 +310,22 @@ impl Port {
 
     /// What the port has done so far.
     pub(crate) fn counters(&self) -> CounterValues {
-        self.counters.snapshot()
+        let mut values = self.counters.snapshot();
+        // The kernel counts these.
+        for sock in self.socks.iter().filter_map(OnceLock::get) {
+            values.no_room += u64::from(sys::drops(sock.fd()));
+        }
+        values
+    }
+
+    /// Octets that wait in the kernel at most until somebody receives them, its bookkeeping
+    /// included. A window that is larger than a part of this overruns a peer on a host like this.
+    pub(crate) fn receive_room(&self) -> usize {
+        self.socks
+            .iter()
+            .filter_map(|sock| sock.get()?.options().recv_buffer_size().ok())
+            .min()
+            .unwrap_or(0)
     }
 
     /// What the kernel does for the sockets, in words.

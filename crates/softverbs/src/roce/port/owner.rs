@@ -12,9 +12,12 @@ pub(super) fn of_udp_port(port: u16, v6: bool) -> String {
     };
     let table = fs::read_to_string(table).unwrap_or_default();
     match find_socket(&table, port) {
-        Some((_, 0)) => "the kernel (rdma_rxe?)".to_owned(),
         Some((uid, inode)) => match find_process(inode) {
             Some((pid, name)) => format!("{name} (pid {pid})"),
+            // The kernel's own sockets have an inode, but are nobody's files.
+            None if uid == 0 && Path::new("/sys/module/rdma_rxe").exists() => {
+                "the kernel's rdma_rxe".to_owned()
+            }
             None => format!("a process of uid {uid} (socket inode {inode})"),
         },
         None => "an unknown process".to_owned(),

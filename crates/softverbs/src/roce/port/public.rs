@@ -25,6 +25,8 @@ pub(super) enum Public {
     Mine(#[allow(dead_code, reason = "held")] Lock),
     /// Another process with the same folder.
     Ours,
+    /// Another process with the same folder had it and is going.
+    Changing,
     /// Somebody else, in words.
     Stranger(String),
 }
@@ -67,6 +69,11 @@ impl Port {
                 let _ = self.serve(which, sock);
                 None
             }
+            // Of a process that dies, the lock may go before the socket.
+            Err(_) if matches!(*public, Public::Ours) => {
+                *public = Public::Changing;
+                Some(ASK_EVERY / 4)
+            }
             Err(error) => {
                 if !matches!(*public, Public::Stranger(_)) {
                     let who = if error.kind() == ErrorKind::AddrInUse {
@@ -89,7 +96,10 @@ impl Port {
 
     /// Whether this process or another one of the same folder has the public port.
     pub(super) fn public_is_ours(&self, v6: bool) -> bool {
-        matches!(*self.public(v6), Public::Mine(_) | Public::Ours)
+        matches!(
+            *self.public(v6),
+            Public::Mine(_) | Public::Ours | Public::Changing
+        )
     }
 
     /// Whether packets from `remote` can come here: an error if it is another host, or a multicast
@@ -100,7 +110,7 @@ impl Port {
             return Ok(());
         }
         match &*self.public(remote.is_ipv6()) {
-            Public::Mine(_) | Public::Ours => Ok(()),
+            Public::Mine(_) | Public::Ours | Public::Changing => Ok(()),
             Public::Nobody => Err(Error::NoDevice {
                 what: format!("{remote}: no UDP sockets of this address family"),
             }),
@@ -119,7 +129,7 @@ impl Port {
             let words = match &*self.public(v6) {
                 Public::Nobody => "nobody".to_owned(),
                 Public::Mine(_) => "this process".to_owned(),
-                Public::Ours => "another process of this user".to_owned(),
+                Public::Ours | Public::Changing => "another process of this user".to_owned(),
                 Public::Stranger(who) => who.clone(),
             };
             (family, words)

@@ -176,9 +176,9 @@ impl<'a> Burst<'a> {
             return;
         };
         if arrival.from.local.is_multicast() {
-            self.to_group(arrival, octets);
+            self.for_group(arrival, octets);
         } else if qpn == Qpn::GSI {
-            self.to_gsi(arrival, octets);
+            self.for_gsi(arrival, octets);
         } else if self.port.own_slots.has(slot_of(qpn)) {
             if let Some(packet) = self.check(arrival, octets) {
                 self.deliver(qpn, &packet, arrival, octets.len());
@@ -236,7 +236,7 @@ impl<'a> Burst<'a> {
         }
     }
 
-    fn to_group(&mut self, arrival: &Arrival, octets: &[u8]) {
+    fn for_group(&mut self, arrival: &Arrival, octets: &[u8]) {
         let group = arrival.from.local;
         if self.public {
             for slot in self.port.others_in_group(group, self.now) {
@@ -253,7 +253,7 @@ impl<'a> Burst<'a> {
         }
     }
 
-    fn to_gsi(&mut self, arrival: &Arrival, octets: &[u8]) {
+    fn for_gsi(&mut self, arrival: &Arrival, octets: &[u8]) {
         let Some(packet) = self.check(arrival, octets) else {
             return;
         };

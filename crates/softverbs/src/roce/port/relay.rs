@@ -8,17 +8,21 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
+use std::time::Duration;
 
 use smallvec::SmallVec;
+use softverbs_proto::time::Time;
 
 use super::Port;
 use super::border::ReceivedFrom;
 use super::counters::add;
 use super::receive::{Arrival, Burst};
+use super::socket::make_room;
 
 const HEADER: usize = 44;
 /// The kernel's default takes twice that.
@@ -27,6 +31,16 @@ const MOST: usize = 96 << 10;
 const ROUNDS: usize = 8;
 /// After so many empty polls it is left to epoll.
 const IDLE_POLLS: u32 = 64;
+
+/// So long a process is waited for that has no room for its packets.
+const PATIENCE: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_micros(50);
+/// So long it is not done again after it was in vain.
+const IMPATIENCE: Duration = Duration::from_millis(100);
+
+fn milliseconds(time: Time) -> u64 {
+    u64::try_from(time.since_epoch().as_millis()).unwrap_or(u64::MAX)
+}
 
 /// A packet on its way to another process.
 #[derive(Clone, Copy, Debug)]
@@ -135,11 +149,31 @@ impl Parcel {
     fn send(&mut self, port: &Port) {
         let path = port.folder.relay(self.home);
         let counters = &port.counters;
-        match port.relay.socket.send_to(&self.octets, path) {
-            Ok(_) => add(&counters.forwarded, self.packets),
-            // Its queue is full, or it has just died.
-            Err(_) => add(&counters.forward_lost, self.packets),
+        let relay = &port.relay;
+        let mut waited = Duration::ZERO;
+        let sent = loop {
+            match relay.socket.send_to(&self.octets, &path) {
+                // Its queue is short: it has ten places on many systems.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if waited >= PATIENCE || relay.is_impatient(port.engine.coarse_now()) {
+                        break false;
+                    }
+                    std::thread::sleep(NAP);
+                    waited += NAP;
+                }
+                // Or it has just died.
+                result => break result.is_ok(),
+            }
+        };
+        if waited >= PATIENCE {
+            relay.lose_patience(port.engine.coarse_now());
         }
+        let counter = if sent {
+            &counters.forwarded
+        } else {
+            &counters.forward_lost
+        };
+        add(counter, self.packets);
         self.octets.clear();
         self.packets = 0;
     }
@@ -151,6 +185,8 @@ pub(super) struct Relay {
     pub(super) socket: UnixDatagram,
     inbox: Mutex<Vec<u8>>,
     idle: AtomicU32,
+    /// Until then (milliseconds) nobody is waited for.
+    impatient_until: AtomicU64,
 }
 
 impl Relay {
@@ -162,16 +198,28 @@ impl Relay {
         }
         let socket = UnixDatagram::bind(path)?;
         socket.set_nonblocking(true)?;
+        make_room(socket.as_fd());
         Ok(Self {
             socket,
             inbox: Mutex::default(),
             idle: AtomicU32::new(IDLE_POLLS),
+            impatient_until: AtomicU64::new(0),
         })
     }
 
     /// Whether an application thread that polls should look here itself.
     pub(super) fn is_busy(&self) -> bool {
         self.idle.load(Ordering::Relaxed) < IDLE_POLLS
+    }
+
+    /// A process did not take its packets in time: for a while, no others wait for it.
+    fn lose_patience(&self, now: Time) {
+        let until = milliseconds(now + IMPATIENCE);
+        self.impatient_until.store(until, Ordering::Relaxed);
+    }
+
+    fn is_impatient(&self, now: Time) -> bool {
+        milliseconds(now) < self.impatient_until.load(Ordering::Relaxed)
     }
 
     pub(super) fn note_poll(&self, got: usize) {

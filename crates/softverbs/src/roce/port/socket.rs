@@ -82,16 +82,7 @@ impl Sock {
         for (name, value) in options {
             sys::set_option(fd, level, name, value)?;
         }
-        for (forced, plain, room) in [
-            (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RECEIVE_ROOM),
-            (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_ROOM),
-        ] {
-            let room = i32::try_from(room).unwrap_or(i32::MAX);
-            // Only root may go beyond the system's limit.
-            if sys::set_option(fd, libc::SOL_SOCKET, forced, room).is_err() {
-                let _ = sys::set_option(fd, libc::SOL_SOCKET, plain, room);
-            }
-        }
+        make_room(fd);
         let gro = sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
         let no_checksum =
             !v6 || sys::set_option(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1).is_ok();
@@ -175,6 +166,20 @@ impl Sock {
             if let Some(sink) = sink.upgrade() {
                 sink.room();
             }
+        }
+    }
+}
+
+/// Gives a socket as much room as it may have.
+pub(super) fn make_room(fd: BorrowedFd<'_>) {
+    for (forced, plain, room) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RECEIVE_ROOM),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_ROOM),
+    ] {
+        let room = i32::try_from(room).unwrap_or(i32::MAX);
+        // Only root may go beyond the system's limit.
+        if sys::set_option(fd, libc::SOL_SOCKET, forced, room).is_err() {
+            let _ = sys::set_option(fd, libc::SOL_SOCKET, plain, room);
         }
     }
 }

@@ -307,6 +307,27 @@ pub(super) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// How many datagrams a socket had no room for.
+pub(super) fn drops(fd: BorrowedFd<'_>) -> u32 {
+    const SO_MEMINFO: i32 = 55;
+    const DROPS: usize = 8;
+    let mut info = [0_u32; DROPS + 1];
+    let mut len = libc::socklen_t::try_from(size_of_val(&info)).unwrap_or(0);
+    // SAFETY: the kernel writes at most `len` octets to `info`, which is as long, and the length
+    // that it wrote to `len`; both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_MEMINFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    // A kernel before 4.12 does not tell.
+    if result < 0 { 0 } else { info[DROPS] }
+}
+
 /// Sets a socket option that is a number.
 pub(super) fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     let len = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(0);

@@ -1,6 +1,7 @@
 //! Ports against each other, in one process and in several.
 
 mod processes;
+mod speed;
 mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};

@@ -1,9 +1,10 @@
 //! Packets between ports of one process.
 
+use std::net::SocketAddr;
+
 use softverbs_wire::ib::cm::{Dreq, Mad, Req};
 use softverbs_wire::ib::{Icrc, Ipv4Ident};
 use softverbs_wire::num::{CommId, TransactionId};
-use std::net::SocketAddr;
 
 use super::super::send::{Ends, gather};
 use super::*;
@@ -340,4 +341,163 @@ fn what_cannot_be_sent() {
         "not to blame"
     );
     assert_eq!(one.counters().packets_out, 0);
+}
+
+#[test]
+fn header_fields_arrive() {
+    #[derive(Default)]
+    struct Classes(Mutex<Vec<u8>>);
+    impl PacketSink for Classes {
+        fn packet(&self, _: Time, _: &Packet<'_>, meta: &PacketMeta, _: &ReceivedFrom) {
+            assert_eq!(meta.congested(), meta.traffic_class & 3 == 3);
+            self.0.lock().unwrap().push(meta.traffic_class);
+        }
+        fn burst_end(&self) {}
+    }
+    let (_folder, one, other) = two_ports();
+    for address in [V4, V6] {
+        let classes = Arc::new(Classes::default());
+        let qpn = other.alloc_qpn().unwrap();
+        let sink: Weak<Classes> = Arc::downgrade(&classes);
+        other.register(qpn, sink);
+        let mut path = SendPath::new(address, address, qpn);
+        path.hop_limit = 3;
+        for class in [0, 2, 3, 0xa2] {
+            path.traffic_class = class;
+            let packets = Octets(vec![packet(qpn, 0, 64); 2]);
+            assert_eq!(one.send_packets(&packets, &path), Sent::Took(2));
+        }
+        wait_until("packets", || classes.0.lock().unwrap().len() == 8);
+        assert_eq!(*classes.0.lock().unwrap(), [0, 0, 2, 2, 3, 3, 0xa2, 0xa2]);
+    }
+    assert_eq!(other.counters().bad_icrc, 0);
+}
+
+/// As rxe sends: without a UDP checksum, over IPv6 too.
+#[test]
+fn without_checksum() {
+    let (_folder, _one, other) = two_ports();
+    for (address, port, any) in [
+        (V4, other.owner.port_v4, "0.0.0.0:0"),
+        (V6, other.owner.port_v6, "[::]:0"),
+    ] {
+        let (qpn, got) = queue_pair(other);
+        let socket = UdpSocket::bind(any).unwrap();
+        let fd = std::os::fd::AsFd::as_fd(&socket);
+        if address.is_ipv6() {
+            sys::set_option(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).unwrap();
+        } else {
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+        }
+        let from = socket.local_addr().unwrap().port();
+        let ends = Ends::new((address, from), (address, port)).unwrap();
+        let mut octets = packet(qpn, 7, 64);
+        octets.extend_from_slice(&[0; 4]);
+        ends.seal(0, &mut octets);
+        socket.send_to(&octets, (address, port)).unwrap();
+        wait_until("a packet", || got.count() == 1);
+    }
+}
+
+/// What finds no room is counted.
+#[test]
+fn a_full_socket_loses() {
+    let (_folder, one, other) = two_ports();
+    let (qpn, _got) = queue_pair(other);
+    let sock = other.socks[PRIVATE_V4].get().unwrap();
+    assert!(other.receive_room() > 0);
+    // Nobody receives meanwhile.
+    let inbox = sock.inbox.lock().unwrap();
+    sock.options().set_recv_buffer_size(4096).unwrap();
+    let packets = Octets((0..100).map(|psn| packet(qpn, psn, 4096)).collect());
+    let path = SendPath::new(V4, V4, qpn);
+    assert_eq!(one.send_packets(&packets, &path), Sent::Took(100));
+    wait_until("drops", || other.counters().no_room > 0);
+    drop(inbox);
+}
+
+/// More queue pairs than a slot has numbers.
+#[test]
+fn a_second_slot() {
+    let (_folder, one, other) = two_ports();
+    let numbers: Vec<Qpn> = (0..5000).map(|_| other.alloc_qpn().unwrap()).collect();
+    let distinct: std::collections::HashSet<_> = numbers.iter().collect();
+    assert_eq!(distinct.len(), numbers.len());
+    let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
+    assert_ne!(qpns::slot_of(first), qpns::slot_of(last));
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = socket.local_addr().unwrap().port();
+    for qpn in [first, last] {
+        let got = Arc::new(Got::default());
+        let sink: Weak<Got> = Arc::downgrade(&got);
+        other.register(qpn, sink);
+        let path = SendPath::new(V4, V4, qpn);
+        let packets = Octets(vec![packet(qpn, 3, 64)]);
+        assert_eq!(one.send_packets(&packets, &path), Sent::Took(1));
+        wait_until("directly", || got.count() == 1);
+        assert_eq!(one.counters().forwarded, 0);
+        // From outside, to whoever has the public port: that is `one`.
+        let ends = Ends::new((V4, from), (V4, one.public_port)).unwrap();
+        let mut octets = packet(qpn, 7, 64);
+        octets.extend_from_slice(&[0; 4]);
+        ends.seal(0, &mut octets);
+        socket.send_to(&octets, (V4, one.public_port)).unwrap();
+        wait_until("forwarded", || got.count() == 2);
+        wait_until("counted", || one.counters().forwarded == 1);
+        one.counters.forwarded.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Several threads that send and poll: each sender's packets stay in their order.
+#[test]
+fn order_with_many_threads() {
+    let (_folder, one, other) = two_ports();
+    let queue_pairs: Vec<_> = (0..4).map(|_| queue_pair(other)).collect();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    other.poll(other.engine);
+                    std::thread::yield_now();
+                }
+            });
+        }
+        let senders: Vec<_> = queue_pairs
+            .iter()
+            .map(|(qpn, got)| {
+                scope.spawn(move || {
+                    let path = SendPath::new(V4, V4, *qpn);
+                    let packets = (0..1000).map(|psn| packet(*qpn, psn, 256)).collect();
+                    send_all(one, &path, packets, got);
+                })
+            })
+            .collect();
+        for sender in senders {
+            sender.join().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    for (_, got) in &queue_pairs {
+        assert_eq!(got.numbers(), (0..1000).collect::<Vec<_>>());
+    }
+}
+
+/// A full socket: the sender is told when there is room.
+#[test]
+fn room_is_told() {
+    struct Waiting(std::sync::atomic::AtomicBool);
+    impl PacketSink for Waiting {
+        fn packet(&self, _: Time, _: &Packet<'_>, _: &PacketMeta, _: &ReceivedFrom) {}
+        fn burst_end(&self) {}
+        fn room(&self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (_folder, one, _other) = two_ports();
+    let waiting = Arc::new(Waiting(false.into()));
+    let sink: Weak<Waiting> = Arc::downgrade(&waiting);
+    // Loopback never is full; that it says so is what can be tested.
+    one.wait_for_room(sink);
+    wait_until("room", || waiting.0.load(Ordering::Relaxed));
 }
