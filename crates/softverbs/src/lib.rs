@@ -115,6 +115,7 @@ pub use self::device::{
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::mr::Mr;
 pub use self::qp::{Qp, QpAttr, QpCap, QpInitAttr};
+pub use self::roce::port::{RoceStatus, roce_status};
 pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};
 pub use self::srq::{Srq, SrqAttr, SrqInitAttr};
 pub use self::wr::{RecvWr, SendData, SendWr, UdAddress, Wc};

@@ -94,7 +94,8 @@ impl SendPath {
     }
 
     /// The way back to where a packet came from.
-    pub(crate) const fn reply(from: &ReceivedFrom, dest_qpn: Qpn) -> Self {
+    #[cfg(test)]
+    pub(super) const fn reply(from: &ReceivedFrom, dest_qpn: Qpn) -> Self {
         let mut path = Self::new(from.local, from.remote, dest_qpn);
         if let IpAddr::V6(remote) = from.remote
             && remote.is_unicast_link_local()

@@ -21,13 +21,13 @@ macro_rules! counters {
 
         /// The counters at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub(crate) struct CounterValues {
-            $(#[doc = $words] pub(crate) $name: u64,)*
+        pub(super) struct CounterValues {
+            $(#[doc = $words] pub(super) $name: u64,)*
         }
 
         impl CounterValues {
             /// Their names in words, and their values.
-            pub(crate) const fn list(&self) -> [(&'static str, u64); COUNTERS] {
+            pub(super) const fn list(&self) -> [(&'static str, u64); COUNTERS] {
                 [$(($words, self.$name),)*]
             }
         }

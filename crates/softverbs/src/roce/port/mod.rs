@@ -18,6 +18,7 @@
 //! | `steer` | which process something is for |
 //! | `public` | who has port 4791 |
 //! | `multicast` | groups |
+//! | `status` | what it tells a person who asks |
 //! | `sys` | the system calls |
 
 mod border;
@@ -31,6 +32,7 @@ mod receive;
 mod relay;
 mod send;
 mod socket;
+mod status;
 mod steer;
 #[allow(unsafe_code, reason = "system calls that take raw addresses")]
 mod sys;
@@ -45,14 +47,14 @@ use softverbs_wire::ib::ROCE_PORT;
 use softverbs_wire::num::{Qpn, ServiceId};
 
 pub(crate) use self::border::{GsiSink, PacketMeta, PacketSink, ReceivedFrom, SendPath, Sent};
-pub(crate) use self::counters::CounterValues;
-use self::counters::Counters;
+use self::counters::{CounterValues, Counters};
 use self::folder::{Folder, Lock, SlotOwner};
 use self::multicast::Groups;
 use self::public::Public;
 use self::qpns::{OwnSlots, Qpns};
 use self::relay::Relay;
 use self::socket::{Served, Sock};
+pub use self::status::{RoceStatus, roce_status};
 use self::steer::Findings;
 use crate::engine::sources::Token;
 use crate::engine::{Engine, Set};
@@ -309,7 +311,7 @@ impl Port {
     }
 
     /// What the port has done so far.
-    pub(crate) fn counters(&self) -> CounterValues {
+    fn counters(&self) -> CounterValues {
         let mut values = self.counters.snapshot();
         // The kernel counts these.
         for sock in self.socks.iter().filter_map(OnceLock::get) {
@@ -320,7 +322,7 @@ impl Port {
 
     /// Octets that wait in the kernel at most until somebody receives them, its bookkeeping
     /// included. A window that is larger than a part of this overruns a peer on a host like this.
-    pub(crate) fn receive_room(&self) -> usize {
+    fn receive_room(&self) -> usize {
         self.socks
             .iter()
             .filter_map(|sock| sock.get()?.options().recv_buffer_size().ok())
@@ -329,7 +331,7 @@ impl Port {
     }
 
     /// What the kernel does for the sockets, in words.
-    pub(crate) fn offloads(&self) -> Vec<(String, bool)> {
+    fn offloads(&self) -> Vec<(String, bool)> {
         let mut list = Vec::new();
         for sock in self.socks[..PUBLIC_V4].iter().filter_map(OnceLock::get) {
             let family = if sock.v6 { "IPv6" } else { "IPv4" };

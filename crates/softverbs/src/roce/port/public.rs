@@ -124,7 +124,7 @@ impl Port {
     }
 
     /// Who has the public ports, in words, by family.
-    pub(crate) fn public_owners(&self) -> [(&'static str, String); 2] {
+    pub(super) fn public_owners(&self) -> [(&'static str, String); 2] {
         [("IPv4", false), ("IPv6", true)].map(|(family, v6)| {
             let words = match &*self.public(v6) {
                 Public::Nobody => "nobody".to_owned(),

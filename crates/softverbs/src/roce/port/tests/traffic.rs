@@ -344,6 +344,17 @@ fn what_cannot_be_sent() {
 }
 
 #[test]
+fn status_tells_all() {
+    let (_folder, one, _other) = two_ports();
+    let status = one.status();
+    assert_eq!(status.slot, one.slot());
+    assert_eq!(status.port_owners[0], ("IPv4", "this process".to_owned()));
+    let segmentation = "IPv4 segmentation offload".to_owned();
+    assert!(status.offloads.contains(&(segmentation, true)));
+    assert!(status.counters.contains(&("packets sent", 0)));
+}
+
+#[test]
 fn header_fields_arrive() {
     #[derive(Default)]
     struct Classes(Mutex<Vec<u8>>);
