@@ -286,7 +286,7 @@ impl IdShared {
             Phase::Listening(listener) => listener.close(),
             Phase::IbListening(token) => {
                 if let Ok(manager) = Manager::get() {
-                    manager.unlisten(token);
+                    manager.unlisten(token, self);
                 }
             }
             Phase::Connecting(attempt) => attempt.cancel(),

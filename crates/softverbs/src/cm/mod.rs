@@ -483,6 +483,8 @@ impl CmId {
             match (&state.phase, state.connection) {
                 (Phase::Requested(request), _) => Ok(request.clone()),
                 (Phase::IbRequested(_), Some(connection)) => Err(connection),
+                // The peer has taken its request back meanwhile.
+                (Phase::Failed, _) if state.passive => return Ok(()),
                 _ => return Err(wrong_phase(&state, "reject")),
             }
         };
@@ -573,7 +575,7 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
         .map(|device| Context::shared(&device.with_transport(transport)))
         .transpose()?;
     if transport == Transport::Roce {
-        let bound = ib::Bound::take(ps, address)?;
+        let bound = ib::Bound::take(ps, address, state.options.afonly)?;
         let mut local = address;
         local.set_port(bound.service().port);
         state.local = Some(local);

@@ -105,7 +105,7 @@ impl QpInner {
         let now = self.engine.now();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.disconnect(now),
-            Side::Roce(roce) => roce.queue_pair.abort(),
+            Side::Roce(roce) => roce.abort(),
         }
         self.transmit(&mut core);
     }
@@ -123,7 +123,7 @@ impl QpInner {
     ) {
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(cause),
-            Side::Roce(roce) => roce.queue_pair.abort(),
+            Side::Roce(roce) => roce.abort(),
         }
         self.set_state(core, QpState::Err);
         self.transmit(core);
@@ -135,7 +135,7 @@ impl QpInner {
         let mut core = self.lock();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(CloseCause::Local),
-            Side::Roce(roce) => roce.queue_pair.abort(),
+            Side::Roce(roce) => roce.abort(),
         }
         self.transmit(&mut core);
         if let Some(roce) = core.roce() {

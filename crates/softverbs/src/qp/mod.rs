@@ -200,7 +200,7 @@ impl Core {
     fn outstanding(&self) -> usize {
         match &self.side {
             Side::Iwarp(iwarp) => iwarp.stream.outstanding(),
-            Side::Roce(roce) => roce.queue_pair.outstanding(),
+            Side::Roce(roce) => roce.outstanding(),
         }
     }
 
@@ -415,7 +415,9 @@ impl QpInner {
 
     fn post_send(&self, wrs: &[SendWr<'_>]) -> std::result::Result<(), (usize, Error)> {
         let mut core = self.lock();
-        if matches!(core.state, QpState::Reset | QpState::Init) {
+        if matches!(core.state, QpState::Reset | QpState::Init)
+            && !core.roce().is_some_and(|roce| roce.takes_early())
+        {
             return Err((0, Misuse::State.into()));
         }
         let mut result = Ok(());

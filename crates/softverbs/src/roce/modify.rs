@@ -51,6 +51,9 @@ impl QpInner {
             roce.set_way(way);
         }
         roce.set_path();
+        if matches!(to, QpState::Rtr | QpState::Err) {
+            roce.post_early();
+        }
         core.attr.take(attr, mask);
         if to == QpState::Reset {
             if let Some(roce) = core.roce() {
@@ -71,6 +74,16 @@ impl QpInner {
         }
         self.transmit(core);
         Ok(())
+    }
+
+    /// What `connect` does first: requests may be posted, and wait for the peer's answer.
+    pub(crate) fn cm_expect_answer(&self) {
+        let mut core = self.lock();
+        if core.state == QpState::Init
+            && let Some(roce) = core.roce()
+        {
+            roce.expect_answer();
+        }
     }
 
     /// What the connection manager does before it answers or confirms. The gate of a passive side

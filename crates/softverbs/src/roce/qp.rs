@@ -8,6 +8,7 @@ use std::sync::{Arc, MutexGuard, Weak};
 
 use smallvec::SmallVec;
 use softverbs_proto::cm::params::ConnectionId;
+use softverbs_proto::fault::Misuse;
 use softverbs_proto::qp_state::{QpState, QpType};
 use softverbs_proto::roce::batch::{Destination, PacketBatch};
 use softverbs_proto::roce::queue_pair::{
@@ -65,6 +66,9 @@ pub(crate) struct Roce {
     token: Option<Token>,
     /// When the engine's timer fires; not later than what the queue pair waits for.
     timer: Option<Time>,
+    /// Requests that were posted between `connect` and the peer's answer: they go first. `None`
+    /// when it is not the time for them.
+    early: Option<Vec<SendRequest>>,
     /// Packets that the kernel had no room for, from that one on.
     pending: PacketBatch,
     pending_from: usize,
@@ -91,6 +95,7 @@ impl Roce {
             connection: None,
             token: None,
             timer: None,
+            early: None,
             pending: PacketBatch::new(),
             pending_from: 0,
             waiting: false,
@@ -122,6 +127,7 @@ impl Roce {
         self.path = None;
         self.paths.clear();
         self.connection = None;
+        self.early = None;
         self.pending.clear();
         self.pending_from = 0;
     }
@@ -133,6 +139,13 @@ impl Roce {
         pd: u32,
     ) -> Result<()> {
         if self.queue_pair.config().qp_type != QpType::Ud {
+            if let Some(early) = &mut self.early {
+                if early.len() >= self.queue_pair.config().max_send_wr as usize {
+                    return Err(Misuse::QueueFull.into());
+                }
+                early.push(request);
+                return Ok(());
+            }
             return Ok(self.queue_pair.post_send(request)?);
         }
         let Some(to) = to else {
@@ -154,6 +167,37 @@ impl Roce {
             remote_qkey: Qkey::new(to.remote_qkey),
         };
         Ok(self.queue_pair.post_send_to(request, destination)?)
+    }
+
+    /// The peer is being asked: requests may be posted.
+    pub(crate) fn expect_answer(&mut self) {
+        self.early.get_or_insert_default();
+    }
+
+    /// Whether requests may be posted although the queue pair is in INIT.
+    pub(crate) fn takes_early(&self) -> bool {
+        self.early.is_some()
+    }
+
+    /// Requests of the send queue that have not completed.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.queue_pair.outstanding() + self.early.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The queue pair has left INIT: it takes what was posted early, to transmit or to flush it.
+    pub(crate) fn post_early(&mut self) {
+        for request in self.early.take().unwrap_or_default() {
+            if self.queue_pair.post_send(request).is_err() {
+                // What no transport could do: nothing behind it may be done either.
+                self.queue_pair.abort();
+            }
+        }
+    }
+
+    /// To the error state, everything flushed.
+    pub(crate) fn abort(&mut self) {
+        self.queue_pair.abort();
+        self.post_early();
     }
 
     pub(crate) fn on_timeout(&mut self, now: Time) {

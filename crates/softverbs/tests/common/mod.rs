@@ -58,7 +58,8 @@ impl Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            transport: Transport::Iwarp,
+            transport: std::env::var("SOFTVERBS_TRANSPORT")
+                .map_or(Transport::Iwarp, |name| name.parse().unwrap()),
             address: ([127, 0, 0, 1], 0).into(),
             cap: QpCap {
                 max_send_wr: 512,

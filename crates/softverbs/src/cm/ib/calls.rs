@@ -83,9 +83,12 @@ pub(in crate::cm) fn connect(id: &Arc<IdShared>, param: &ConnParam) -> Result<()
         state.passive = false;
         state.phase = Phase::IbConnecting;
         let device = qp.inner().pd.context().device();
-        (request, local.ip(), device.interface_index())
+        let interface = device.interface_index();
+        (request, local.ip(), interface, qp)
     };
-    let (request, local, interface) = request;
+    let (request, local, interface, qp) = request;
+    qp.inner().cm_expect_answer();
+    drop(qp);
     manager.know_scope(local, interface);
     let sent = {
         let mut inner = manager.lock();

@@ -89,11 +89,14 @@ impl Manager {
     }
 
     fn on_request(&'static self, id: ConnectionId, request: Request) {
-        let listener = self.lock().listeners.get(&request.listener).cloned();
         let local = request.address.local.to_ip();
-        let Some((listener, listening)) = listener
-            .filter(|listener| listener.takes(local))
-            .and_then(|listener| listener.id.upgrade().map(|id| (listener, id)))
+        let listener = {
+            let inner = self.lock();
+            let listeners = inner.listeners.get(&request.listener);
+            listeners.and_then(|all| all.iter().find(|listener| listener.takes(local)).cloned())
+        };
+        let Some((listener, listening)) =
+            listener.and_then(|listener| listener.id.upgrade().map(|id| (listener, id)))
         else {
             self.reject(id, RejReason::CONSUMER);
             return;
@@ -147,6 +150,7 @@ impl Manager {
                 initiator_depth: request.initiator_depth,
             });
             state.connection = Some(id);
+            state.passive = true;
             state.verbs = Some(verbs);
         }
         let weak = Arc::downgrade(new.shared());

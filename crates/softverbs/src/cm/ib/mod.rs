@@ -27,7 +27,7 @@ use softverbs_proto::cm::params::{ConnectionId, Listen, ListenToken, PathAddress
 use softverbs_proto::fault::Misuse;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::mad::MAD_LEN;
-use softverbs_wire::num::{Gid, Guid, Qpn};
+use softverbs_wire::num::{Gid, Guid, Qpn, ServiceId};
 
 pub(super) use self::calls::{Incoming, accept, connect, disconnect, listen, reject};
 pub(super) use self::events::Listener;
@@ -60,7 +60,9 @@ pub(crate) struct Manager {
 struct Inner {
     endpoint: Endpoint,
     ids: HashMap<ConnectionId, Weak<IdShared>>,
-    listeners: HashMap<ListenToken, Arc<Listener>>,
+    /// By the endpoint's name: wildcards of IPv4 and IPv6 may share one.
+    listeners: HashMap<ListenToken, Vec<Arc<Listener>>>,
+    wildcards: HashMap<ServiceId, ListenToken>,
     next_listener: u64,
     /// The interface behind a link-local address.
     scopes: HashMap<Gid, u32>,
@@ -109,6 +111,7 @@ impl Manager {
                 endpoint,
                 ids: HashMap::new(),
                 listeners: HashMap::new(),
+                wildcards: HashMap::new(),
                 next_listener: 1,
                 scopes: HashMap::new(),
                 token: None,
@@ -269,20 +272,42 @@ impl Manager {
     }
 
     pub(super) fn listen(&self, listener: Arc<Listener>, listen: Listen) -> Result<ListenToken> {
-        let mut inner = self.lock();
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let wildcard = listen.address.is_none();
+        if wildcard && let Some(token) = inner.wildcards.get(&listen.service_id) {
+            // Their port was free, so the other one is of another address family.
+            inner.listeners.entry(*token).or_default().push(listener);
+            return Ok(*token);
+        }
         let token = ListenToken(inner.next_listener);
         inner.endpoint.listen(token, listen)?;
         inner.next_listener += 1;
-        inner.listeners.insert(token, listener);
+        inner.listeners.insert(token, vec![listener]);
+        if wildcard {
+            inner.wildcards.insert(listen.service_id, token);
+        }
         Ok(token)
     }
 
-    pub(super) fn unlisten(&self, token: ListenToken) {
-        let mut inner = self.lock();
-        let _ = inner.endpoint.unlisten(token);
-        let listener = inner.listeners.remove(&token);
-        drop(inner);
-        drop(listener);
+    /// `id` does not listen any more.
+    pub(super) fn unlisten(&self, token: ListenToken, id: &IdShared) {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let Some(listeners) = inner.listeners.get_mut(&token) else {
+            return;
+        };
+        let mine = |listener: &Arc<Listener>| std::ptr::eq(listener.id.as_ptr(), id);
+        let gone: Vec<_> = listeners
+            .extract_if(.., |listener| mine(listener))
+            .collect();
+        if listeners.is_empty() {
+            inner.listeners.remove(&token);
+            inner.wildcards.retain(|_, of| *of != token);
+            let _ = inner.endpoint.unlisten(token);
+        }
+        drop(guard);
+        drop(gone);
     }
 
     /// Packets to or from a link-local address need its interface.

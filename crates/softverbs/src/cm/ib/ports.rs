@@ -15,18 +15,22 @@ use crate::roce::port::Port;
 /// What the kernel uses unless it is told otherwise (`net.ipv4.ip_local_port_range`).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
-static TAKEN: Mutex<Option<HashMap<ServicePort, Vec<IpAddr>>>> = Mutex::new(None);
+static TAKEN: Mutex<Option<HashMap<ServicePort, Vec<Place>>>> = Mutex::new(None);
+
+/// An address and whether a wildcard of IPv6 leaves IPv4 to others.
+type Place = (IpAddr, bool);
 
 /// A port that an identifier is bound to; it is free again when this is dropped.
 #[derive(Debug)]
 pub(in crate::cm) struct Bound {
     service: ServicePort,
-    address: IpAddr,
+    place: Place,
 }
 
 impl Bound {
     /// Takes the port of `address`, or a free one for port 0.
-    pub(in crate::cm) fn take(space: PortSpace, address: SocketAddr) -> Result<Self> {
+    pub(in crate::cm) fn take(space: PortSpace, address: SocketAddr, afonly: bool) -> Result<Self> {
+        let place = (address.ip(), afonly);
         let port = Port::get(Engine::get()?)?;
         let take = |number: u16| {
             let service = ServicePort::new(wire_space(space), number);
@@ -35,15 +39,12 @@ impl Bound {
             let in_use = || Error::AddrInUse {
                 address: SocketAddr::new(address.ip(), number),
             };
-            if holders.iter().any(|other| overlap(*other, address.ip())) {
+            if holders.iter().any(|other| overlap(*other, place)) {
                 return Err(in_use());
             }
             port.publish_service(service.service_id(), address.ip())?;
-            holders.push(address.ip());
-            Ok(Self {
-                service,
-                address: address.ip(),
-            })
+            holders.push(place);
+            Ok(Self { service, place })
         };
         if address.port() != 0 {
             return take(address.port());
@@ -69,7 +70,7 @@ impl Drop for Bound {
         if let Some(taken) = taken.as_mut()
             && let Some(holders) = taken.get_mut(&self.service)
         {
-            if let Some(index) = holders.iter().position(|other| *other == self.address) {
+            if let Some(index) = holders.iter().position(|other| *other == self.place) {
                 holders.swap_remove(index);
             }
             if holders.is_empty() {
@@ -77,7 +78,7 @@ impl Drop for Bound {
             }
         }
         if let Ok(port) = Engine::get().and_then(Port::get) {
-            port.withdraw_service(self.service.service_id(), self.address);
+            port.withdraw_service(self.service.service_id(), self.place.0);
         }
     }
 }
@@ -102,6 +103,10 @@ pub(super) fn wire_space(space: PortSpace) -> WireSpace {
     }
 }
 
-fn overlap(one: IpAddr, other: IpAddr) -> bool {
-    one == other || one.is_unspecified() || other.is_unspecified()
+fn overlap(one: Place, other: Place) -> bool {
+    let covers = |(wildcard, afonly): Place, address: IpAddr| {
+        wildcard.is_unspecified() && wildcard.is_ipv4() == address.is_ipv4()
+            || wildcard == IpAddr::from(std::net::Ipv6Addr::UNSPECIFIED) && !afonly
+    };
+    one.0 == other.0 || covers(one, other.0) || covers(other, one.0)
 }
