@@ -3,17 +3,18 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use smallvec::SmallVec;
 
 use crate::async_event::{AsyncElement, AsyncEventKind};
 use crate::comp_channel::CompChannel;
 use crate::context::{Context, ContextInner};
-use crate::device::limits;
+use crate::device::{Transport, limits};
 use crate::error::{Error, Result};
 use crate::event_queue::EventCounter;
 use crate::qp::QpInner;
+use crate::roce::port::Port;
 use crate::wr::Wc;
 
 /// With up to this many queue pairs a poll tries each socket; with more it asks epoll first.
@@ -57,7 +58,10 @@ pub(crate) struct CqInner {
     queue: Mutex<Queue>,
     /// Events delivered and not yet acknowledged, for those who must wait for it.
     unacked: AtomicU64,
+    /// Those over iWARP.
     qps: RwLock<Vec<Weak<QpInner>>>,
+    /// The port of those over RoCE, once there was one.
+    port: OnceLock<&'static Port>,
     /// Changes with every poll: what is posted between two polls may be sent together.
     epoch: AtomicU64,
     since_driven: AtomicU32,
@@ -87,6 +91,7 @@ impl Cq {
             queue: Mutex::default(),
             unacked: AtomicU64::new(0),
             qps: RwLock::default(),
+            port: OnceLock::new(),
             epoch: AtomicU64::new(0),
             since_driven: AtomicU32::new(0),
             empty: AtomicU32::new(0),
@@ -219,6 +224,9 @@ impl CqInner {
     fn drive(&self, empty: u32) {
         self.since_driven.store(0, Ordering::Relaxed);
         let engine = self.context.engine;
+        if let Some(port) = self.port.get() {
+            port.poll(engine);
+        }
         let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
         if qps.len() > DIRECT {
             drop(qps);
@@ -239,7 +247,13 @@ impl CqInner {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn attach(&self, qp: &Weak<QpInner>) {
+    pub(crate) fn attach(&self, qp: &Weak<QpInner>, transport: Transport) {
+        if transport == Transport::Roce {
+            if let Ok(port) = Port::get(self.context.engine) {
+                let _ = self.port.set(port);
+            }
+            return;
+        }
         let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
         // Send and receive queue may be the same.
         if !qps.last().is_some_and(|last| last.ptr_eq(qp)) {

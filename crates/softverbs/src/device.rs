@@ -1,4 +1,5 @@
-//! Devices: one per IP interface of this machine, and what they say about themselves.
+//! Devices: two per IP interface of this machine, one for each transport, and what they say about
+//! themselves.
 
 mod attr;
 mod sysfs;
@@ -25,20 +26,52 @@ pub enum Transport {
     Roce,
 }
 
+impl Transport {
+    /// All transports.
+    pub const ALL: [Self; 2] = [Self::Iwarp, Self::Roce];
+
+    /// Its name on command lines and in the environment: `iwarp` or `roce`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Iwarp => "iwarp",
+            Self::Roce => "roce",
+        }
+    }
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Transport {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|transport| transport.name() == name)
+            .ok_or_else(|| Error::invalid("transport", format!("{name:?} is not iwarp or roce")))
+    }
+}
+
 /// The port that every device has; there are no others.
 const PORT: u8 = 1;
 
-/// An RDMA device: an IP interface that is up and has an address.
+/// An RDMA device: an IP interface that is up and has an address, and one of the two transports.
 ///
 /// It describes the interface as it was when [`devices`] looked. Cloning makes another handle.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Arc<Interface>,
+    transport: Transport,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Interface {
-    name: String,
+    /// Of its devices, one for each transport.
+    names: [String; 2],
     interface: String,
     index: u32,
     addresses: Vec<IpAddr>,
@@ -48,9 +81,10 @@ struct Interface {
     running: bool,
 }
 
-/// All devices: every IP interface that is up and has an address, in the order of the interface
-/// indices. The loopback interface comes last, so that the first device, which programs take by
-/// default, reaches other machines if any does.
+/// All devices: every IP interface that is up and has an address, once for each transport, in the
+/// order of the interface indices, those for iWARP first. The loopback interface comes last in each
+/// half, so that the first device, which programs take by default, reaches other machines if any
+/// does.
 pub fn devices() -> Result<Vec<Device>> {
     let entries = getifaddrs().map_err(Error::from_call("getifaddrs"))?;
     let mut interfaces = BTreeMap::<String, Interface>::new();
@@ -85,10 +119,14 @@ pub fn devices() -> Result<Vec<Device>> {
         interface.complete();
     }
     found.sort_by_key(|interface| (interface.loopback, interface.index));
-    Ok(found
+    let found: Vec<_> = found.into_iter().map(Arc::new).collect();
+    Ok(Transport::ALL
         .into_iter()
-        .map(|interface| Device {
-            inner: Arc::new(interface),
+        .flat_map(|transport| {
+            found.iter().map(move |interface| Device {
+                inner: interface.clone(),
+                transport,
+            })
         })
         .collect())
 }
@@ -96,7 +134,7 @@ pub fn devices() -> Result<Vec<Device>> {
 impl Interface {
     fn new(interface: String, flags: InterfaceFlags) -> Self {
         Self {
-            name: format!("iw_{interface}"),
+            names: [format!("iw_{interface}"), format!("roce_{interface}")],
             interface,
             index: 0,
             addresses: Vec::new(),
@@ -141,9 +179,13 @@ impl Interface {
 }
 
 impl Device {
-    /// Its name: `iw_` and the name of the interface.
+    /// Its name: `iw_` or `roce_`, and the name of the interface.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        let [iwarp, roce] = &self.inner.names;
+        match self.transport {
+            Transport::Iwarp => iwarp,
+            Transport::Roce => roce,
+        }
     }
 
     /// Name of its interface.
@@ -158,7 +200,16 @@ impl Device {
 
     /// The protocol that it speaks.
     pub fn transport(&self) -> Transport {
-        Transport::Iwarp
+        self.transport
+    }
+
+    /// The device of the same interface for a transport.
+    #[must_use]
+    pub fn with_transport(&self, transport: Transport) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            transport,
+        }
     }
 
     /// The addresses of its interface: IPv4, then IPv6, then link-local IPv6; at least one.
@@ -181,19 +232,19 @@ impl Device {
         self.inner.running
     }
 
-    /// Whether both handles are of the same interface.
+    /// Whether both are handles of the same device.
     pub fn same_as(&self, other: &Self) -> bool {
-        self.inner.index == other.inner.index && self.inner.name == other.inner.name
+        self.inner.index == other.inner.index && self.name() == other.name()
     }
 
-    /// The device that owns a local address. Every address of 127.0.0.0/8 belongs to the loopback
+    /// The device for iWARP that owns a local address. Every address of 127.0.0.0/8 belongs to the loopback
     /// interface. A link-local address may exist on several interfaces; `scope` says which one is
-    /// meant.
+    /// meant. [`with_transport`](Self::with_transport) leads to the one for the other transport.
     pub fn for_address(address: IpAddr, scope: Option<u32>) -> Result<Self> {
         owner(devices()?, address, scope)
     }
 
-    /// The device of an interface.
+    /// The device for iWARP of an interface.
     pub fn for_interface_index(index: u32) -> Result<Self> {
         devices()?
             .into_iter()
@@ -268,7 +319,9 @@ fn owner(devices: Vec<Device>, address: IpAddr, scope: Option<u32>) -> Result<De
     let address = address.to_canonical();
     let scope = scope.filter(|scope| *scope != 0 && is_link_local(address));
     let mut owners = devices.into_iter().filter(|device| {
-        device.inner.owns(address) && scope.is_none_or(|scope| scope == device.inner.index)
+        device.transport == Transport::Iwarp
+            && device.inner.owns(address)
+            && scope.is_none_or(|scope| scope == device.inner.index)
     });
     let Some(first) = owners.next() else {
         return Err(match (address, scope) {

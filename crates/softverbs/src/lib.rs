@@ -100,6 +100,7 @@ mod mr;
 mod mr_table;
 mod qp;
 mod recv_queue;
+mod roce;
 mod srq;
 mod wr;
 
@@ -114,8 +115,10 @@ pub use self::device::{
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::mr::Mr;
 pub use self::qp::{Qp, QpAttr, QpCap, QpInitAttr};
+pub use self::roce::port::{RoceStatus, roce_status};
+pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};
 pub use self::srq::{Srq, SrqAttr, SrqInitAttr};
-pub use self::wr::{RecvWr, SendData, SendWr, Wc};
+pub use self::wr::{RecvWr, SendData, SendWr, UdAddress, Wc};
 pub use softverbs_proto::memory::Access;
 pub use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 pub use softverbs_proto::wr::{SendFlags, SendOp, Sge, WcOpcode, WcStatus};

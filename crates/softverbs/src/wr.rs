@@ -3,6 +3,8 @@
 use softverbs_proto::wr::{Completion, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use softverbs_wire::num::{Qpn, Rkey};
 
+use crate::roce::AddressHandle;
+
 /// Where the payload of a [`SendWr`] comes from (or goes to, for reads and atomics).
 #[derive(Clone, Copy, Debug)]
 pub enum SendData<'a> {
@@ -23,6 +25,20 @@ pub struct SendWr<'a> {
     pub flags: SendFlags,
     /// Source, or sink for reads and atomics.
     pub data: SendData<'a>,
+    /// Where a datagram goes (UD only).
+    pub ud: Option<UdAddress<'a>>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub struct UdAddress<'a> {
+    /// The way to the peer's port.
+    pub ah: &'a AddressHandle,
+    /// The queue pair there.
+    pub remote_qpn: Qpn,
+    /// The key that it wants to see. With the highest bit set, the own queue pair's is sent
+    /// instead.
+    pub remote_qkey: u32,
 }
 
 impl<'a> SendWr<'a> {
@@ -33,7 +49,15 @@ impl<'a> SendWr<'a> {
             op,
             flags: SendFlags::SIGNALED,
             data,
+            ud: None,
         }
+    }
+
+    /// The same request to a datagram's destination.
+    #[must_use]
+    pub const fn to(mut self, destination: UdAddress<'a>) -> Self {
+        self.ud = Some(destination);
+        self
     }
 
     /// The same request with other flags.
@@ -70,6 +94,10 @@ pub struct Wc {
     pub invalidated_rkey: Option<Rkey>,
     /// The local queue pair.
     pub qp_num: Qpn,
+    /// Who sent a datagram (UD).
+    pub src_qp: Option<Qpn>,
+    /// The first 40 octets of the receive hold the network header (UD).
+    pub grh: bool,
     /// More about an error, for people: 0 here.
     pub vendor_err: u32,
 }
@@ -84,6 +112,8 @@ impl Default for Wc {
             imm: None,
             invalidated_rkey: None,
             qp_num: Qpn::new(0),
+            src_qp: None,
+            grh: false,
             vendor_err: 0,
         }
     }
@@ -104,6 +134,8 @@ impl Wc {
             imm: completion.imm,
             invalidated_rkey: completion.invalidated,
             qp_num,
+            src_qp: None,
+            grh: false,
             vendor_err: 0,
         }
     }

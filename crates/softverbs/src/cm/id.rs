@@ -6,10 +6,12 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use softverbs_proto::cm::params::{ConnectionId, ListenToken};
 use softverbs_proto::iwarp::stream::CloseCause;
 
 use super::active::{Attempt, Failure};
 use super::event::{BacklogPlace, ConnParam, EventChannel, EventKind, Queued};
+use super::ib::{Bound, Incoming, Manager};
 use super::options::Options;
 use super::passive::{Listener, Request};
 use super::{CmId, PortSpace};
@@ -24,12 +26,19 @@ pub(super) enum Phase {
     AddrResolved,
     RouteResolved,
     Listening(Arc<Listener>),
+    /// The same over RoCE.
+    IbListening(ListenToken),
     /// The attempt is under way, up to the MPA reply.
     Connecting(Arc<Attempt>),
-    /// The MPA start-up is complete, `Established` has not been reported. Holds what it reports.
+    /// A request has been sent over RoCE.
+    IbConnecting,
+    /// The peer or the application has accepted, `Established` has not been reported. Holds what it
+    /// reports.
     Establishing(ConnParam),
     /// A connect request that waits for `accept` or `reject`.
     Requested(Arc<Request>),
+    /// The same over RoCE.
+    IbRequested(Incoming),
     Established,
     Disconnected,
     /// Rejected, unreachable, failed: the terminal event has been reported.
@@ -44,10 +53,10 @@ impl Phase {
             Self::Bound => "bound",
             Self::AddrResolved => "address resolved",
             Self::RouteResolved => "route resolved",
-            Self::Listening(_) => "listening",
-            Self::Connecting(_) => "connecting",
+            Self::Listening(_) | Self::IbListening(_) => "listening",
+            Self::Connecting(_) | Self::IbConnecting => "connecting",
             Self::Establishing(_) => "establishing",
-            Self::Requested(_) => "connect request",
+            Self::Requested(_) | Self::IbRequested(_) => "connect request",
             Self::Established => "established",
             Self::Disconnected => "disconnected",
             Self::Failed => "failed",
@@ -65,6 +74,12 @@ pub(super) struct State {
     pub(super) options: Options,
     /// Bound, and kept for `listen` or `connect`.
     pub(super) socket: Option<socket2::Socket>,
+    /// The port of the RDMA CM that it is bound to (RoCE).
+    pub(super) bound: Option<Bound>,
+    /// Its connection, from the request on (RoCE).
+    pub(super) connection: Option<ConnectionId>,
+    /// The peer asked for the connection.
+    pub(super) passive: bool,
 }
 
 /// What all handles of an identifier, and the engine, share.
@@ -110,6 +125,9 @@ impl IdShared {
                 qp: None,
                 options,
                 socket: None,
+                bound: None,
+                connection: None,
+                passive: false,
             }),
             channel: Mutex::new(channel.clone()),
             handle: Mutex::new(Weak::new()),
@@ -195,7 +213,7 @@ impl IdShared {
         }
     }
 
-    /// The stream says that the connection is established. Called under the queue pair's lock.
+    /// The connection is established. iWARP: called under the queue pair's lock.
     pub(crate) fn on_established(&self) {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Establishing(_)) {
@@ -260,13 +278,30 @@ impl IdShared {
 
     /// Ends everything that this identifier started; its events that have not been fetched go.
     pub(super) fn destroy(&self) {
-        let (phase, qp, socket) = {
+        let (phase, qp, socket, bound, connection) = {
             let mut state = self.lock();
             let phase = std::mem::replace(&mut state.phase, Phase::Destroyed);
-            (phase, state.qp.take(), state.socket.take())
+            let connection = state.connection.take();
+            (
+                phase,
+                state.qp.take(),
+                state.socket.take(),
+                state.bound.take(),
+                connection,
+            )
         };
+        if let Some(connection) = connection
+            && let Ok(manager) = Manager::get()
+        {
+            manager.destroy(connection);
+        }
         match phase {
             Phase::Listening(listener) => listener.close(),
+            Phase::IbListening(token) => {
+                if let Ok(manager) = Manager::get() {
+                    manager.unlisten(token, self);
+                }
+            }
             Phase::Connecting(attempt) => attempt.cancel(),
             Phase::Requested(request) => request.refuse(&[]),
             _ => {}
@@ -274,7 +309,7 @@ impl IdShared {
         if let Some(qp) = &qp {
             qp.inner().abort(CloseCause::Local);
         }
-        drop((qp, socket));
+        drop((qp, socket, bound));
         let gone = self.channel().remove_if(|event| self.concerns(event));
         // Among them may be connect requests, which are rejected by this.
         drop(gone);

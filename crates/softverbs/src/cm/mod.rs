@@ -6,10 +6,11 @@
 //!
 //! `event.rs` holds events and channels, `options.rs` the options, `id.rs` the state of an
 //! identifier, `resolve.rs` addresses, `active.rs` and `passive.rs` the two sides of setting up a
-//! connection over TCP.
+//! connection over TCP, `ib/` the connection manager over RoCE.
 
 mod active;
 mod event;
+pub(crate) mod ib;
 mod id;
 mod options;
 mod passive;
@@ -30,7 +31,7 @@ use self::id::{Handle, Phase, State};
 pub use self::options::CmOption;
 use self::options::Options;
 use crate::context::{Context, Pd};
-use crate::device::{Device, limits};
+use crate::device::{Device, Transport, limits};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::qp::{Qp, QpInitAttr};
@@ -65,7 +66,7 @@ pub struct CmId {
 
 impl CmId {
     /// A new identifier whose events come through `channel`. `context` is the application's.
-    /// EPROTONOSUPPORT-like EOPNOTSUPP for port spaces other than [`PortSpace::Tcp`].
+    /// EOPNOTSUPP for port spaces other than [`PortSpace::Tcp`].
     pub fn new(channel: &EventChannel, ps: PortSpace, context: u64) -> Result<Self> {
         Self::create(channel, ps, context, false)
     }
@@ -80,7 +81,7 @@ impl CmId {
         if ps != PortSpace::Tcp {
             return Err(Error::not_supported(
                 "ps",
-                "iWARP has the port space RDMA_PS_TCP only",
+                "there is the port space RDMA_PS_TCP only",
             ));
         }
         Engine::get()?;
@@ -89,7 +90,7 @@ impl CmId {
             ps,
             context,
             sync,
-            Options::default(),
+            Options::of_environment()?,
         ))
     }
 
@@ -128,6 +129,11 @@ impl CmId {
         self.shared().lock().verbs.clone()
     }
 
+    /// The transport that it uses.
+    pub fn transport(&self) -> Transport {
+        self.shared().lock().options.transport
+    }
+
     /// The queue pair of this identifier.
     pub fn qp(&self) -> Option<Qp> {
         self.shared().lock().qp.clone()
@@ -143,6 +149,9 @@ impl CmId {
     /// [`CmOption::ReuseAddr`] and the buffer sizes before `bind_addr`.
     pub fn set_option(&self, option: CmOption) -> Result<()> {
         let mut state = self.shared().lock();
+        if matches!(option, CmOption::Transport(_)) && !matches!(state.phase, Phase::Idle) {
+            return Err(wrong_phase(&state, "change the transport"));
+        }
         state
             .options
             .set(option)
@@ -160,7 +169,7 @@ impl CmId {
         if !matches!(state.phase, Phase::Idle) {
             return Err(wrong_phase(&state, "bind"));
         }
-        bind(&mut state, address)?;
+        bind(&mut state, self.shared().ps, address)?;
         state.phase = Phase::Bound;
         Ok(())
     }
@@ -196,13 +205,19 @@ impl CmId {
                 .or(state.local)
                 .filter(|from| !from.ip().is_unspecified());
             let resolved = resolve::resolve(from, dst)?;
-            state.verbs = Some(Context::shared(&resolved.device)?);
+            let device = resolved.device.with_transport(state.options.transport);
+            state.verbs = Some(Context::shared(&device)?);
             if let Some(src) = src
                 && src.port() != 0
             {
-                bind(&mut state, src)?;
+                bind(&mut state, self.shared().ps, src)?;
             }
-            let port = state.local.map_or(0, |local| local.port());
+            let port = match (state.local, state.options.transport) {
+                (Some(local), _) => local.port(),
+                (None, Transport::Iwarp) => 0,
+                // Nobody connects to it, so nobody minds if others have it, too.
+                (None, Transport::Roce) => ib::ephemeral()?,
+            };
             let mut local = resolved.src;
             local.set_port(port);
             state.local = Some(local);
@@ -235,7 +250,8 @@ impl CmId {
     pub fn listen(&self, backlog: i32) -> Result<()> {
         let mut state = self.shared().lock();
         if matches!(state.phase, Phase::Idle) {
-            bind(&mut state, SocketAddr::from(([0, 0, 0, 0], 0)))?;
+            let any = SocketAddr::from(([0, 0, 0, 0], 0));
+            bind(&mut state, self.shared().ps, any)?;
             state.phase = Phase::Bound;
         }
         if !matches!(state.phase, Phase::Bound) {
@@ -247,6 +263,11 @@ impl CmId {
         } else {
             backlog.min(MAX_BACKLOG)
         };
+        if state.options.transport == Transport::Roce {
+            let token = ib::listen(self.shared(), &state, backlog)?;
+            state.phase = Phase::IbListening(token);
+            return Ok(());
+        }
         let Some(socket) = state.socket.take() else {
             return Err(Error::invalid("id", "is not bound"));
         };
@@ -326,6 +347,20 @@ impl CmId {
     /// EINVAL: no route resolved, no queue pair, more than 251 octets of private data, or depths
     /// beyond the device's.
     pub fn connect(&self, param: &ConnParam) -> Result<()> {
+        {
+            let state = self.shared().lock();
+            if !matches!(state.phase, Phase::RouteResolved) {
+                return Err(wrong_phase(&state, "connect"));
+            }
+        }
+        match self.transport() {
+            Transport::Iwarp => self.connect_tcp(param)?,
+            Transport::Roce => ib::connect(self.shared(), param)?,
+        }
+        self.wait_for(EventKind::Established)
+    }
+
+    fn connect_tcp(&self, param: &ConnParam) -> Result<()> {
         let (attempt, socket, source, qp) = {
             let state = self.shared().lock();
             if !matches!(state.phase, Phase::RouteResolved) {
@@ -367,7 +402,7 @@ impl CmId {
                 }
             }
         }
-        self.wait_for(EventKind::Established)
+        Ok(())
     }
 
     /// Accepts a connect request. Ends with [`EventKind::Established`], or with
@@ -379,6 +414,14 @@ impl CmId {
     /// EINVAL: no connect request, no queue pair, more than 251 octets of private data, or depths
     /// beyond the device's; ECONNRESET or EPIPE: the peer has gone.
     pub fn accept(&self, param: &ConnParam) -> Result<()> {
+        match self.transport() {
+            Transport::Iwarp => self.accept_tcp(param)?,
+            Transport::Roce => ib::accept(self.shared(), param)?,
+        }
+        self.wait_for(EventKind::Established)
+    }
+
+    fn accept_tcp(&self, param: &ConnParam) -> Result<()> {
         let (request, qp, wishes, options) = {
             let state = self.shared().lock();
             let Phase::Requested(request) = &state.phase else {
@@ -429,23 +472,34 @@ impl CmId {
             sizing,
             &accepted.early,
             Arc::downgrade(self.shared()),
-        )?;
-        self.wait_for(EventKind::Established)
+        )
     }
 
     /// Rejects a connect request; the peer gets [`EventKind::Rejected`] with the private data
     /// (up to 251 octets, else EINVAL).
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data)?;
         let request = {
             let state = self.shared().lock();
-            match &state.phase {
-                Phase::Requested(request) => request.clone(),
+            match (&state.phase, state.connection) {
+                (Phase::Requested(request), _) => Ok(request.clone()),
+                (Phase::IbRequested(_), Some(connection)) => Err(connection),
+                // The peer has taken its request back meanwhile.
+                (Phase::Failed, _) if state.passive => return Ok(()),
                 _ => return Err(wrong_phase(&state, "reject")),
             }
         };
-        request.reject(private_data)?;
-        self.shared().lock().phase = Phase::Failed;
+        match request {
+            Ok(request) => {
+                check_private_data(private_data)?;
+                request.reject(private_data)?;
+            }
+            Err(connection) => ib::reject(connection, private_data)?,
+        }
+        let mut state = self.shared().lock();
+        state.connection = None;
+        let before = std::mem::replace(&mut state.phase, Phase::Failed);
+        drop(state);
+        drop(before);
         Ok(())
     }
 
@@ -453,14 +507,17 @@ impl CmId {
     /// flushed. Both ends get [`EventKind::Disconnected`]. Harmless if the connection has ended
     /// already; EINVAL if there never was one.
     pub fn disconnect(&self) -> Result<()> {
-        let qp = {
+        let (qp, connection) = {
             let state = self.shared().lock();
             match state.phase {
-                Phase::Establishing(_) | Phase::Established => state.qp.clone(),
+                Phase::Establishing(_) | Phase::Established => (state.qp.clone(), state.connection),
                 Phase::Disconnected => return Ok(()),
                 _ => return Err(wrong_phase(&state, "disconnect")),
             }
         };
+        if let Some(connection) = connection {
+            return ib::disconnect(connection);
+        }
         if let Some(qp) = qp {
             qp.inner().disconnect();
         }
@@ -511,8 +568,21 @@ impl CmId {
     }
 }
 
-fn bind(state: &mut State, address: SocketAddr) -> Result<()> {
+fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
+    let transport = state.options.transport;
     let device: Option<Device> = resolve::check_bind(address)?;
+    let verbs = device
+        .map(|device| Context::shared(&device.with_transport(transport)))
+        .transpose()?;
+    if transport == Transport::Roce {
+        let bound = ib::Bound::take(ps, address, state.options.afonly)?;
+        let mut local = address;
+        local.set_port(bound.service().port);
+        state.local = Some(local);
+        state.bound = Some(bound);
+        state.verbs = verbs.or(state.verbs.take());
+        return Ok(());
+    }
     let socket = state
         .options
         .socket(&address)
@@ -528,9 +598,7 @@ fn bind(state: &mut State, address: SocketAddr) -> Result<()> {
         .local_addr()
         .ok()
         .and_then(|address| address.as_socket());
-    if let Some(device) = device {
-        state.verbs = Some(Context::shared(&device)?);
-    }
+    state.verbs = verbs.or(state.verbs.take());
     state.socket = Some(socket);
     Ok(())
 }

@@ -7,11 +7,20 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use softverbs_proto::iwarp::stream::FpduSizing;
 
+use crate::device::Transport;
+use crate::error::Result;
+
+/// Names the transport of identifiers that do not choose one.
+const ENVIRONMENT: &str = "SOFTVERBS_TRANSPORT";
+
 /// One option of an identifier; set before `connect` or `listen`. What a listener has, its
 /// connections inherit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmOption {
+    /// The transport (default: what the environment variable `SOFTVERBS_TRANSPORT` says, `iwarp`
+    /// or `roce`, else iWARP). Before `bind_addr` and `resolve_addr`.
+    Transport(Transport),
     /// Ask for CRC (default: no). It is used if either end asks.
     Crc(bool),
     /// Ask the peer for markers in what we receive (default: no).
@@ -51,6 +60,7 @@ pub enum CmOption {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
+    pub(super) transport: Transport,
     pub(super) crc: bool,
     pub(super) markers: bool,
     fpdu_limit: u16,
@@ -63,7 +73,7 @@ pub(super) struct Options {
     keepalive: Option<Duration>,
     send_buffer: Option<usize>,
     recv_buffer: Option<usize>,
-    afonly: bool,
+    pub(super) afonly: bool,
     reuse_addr: bool,
     pub(super) connect_timeout: Duration,
     pub(super) reply_timeout: Duration,
@@ -72,6 +82,7 @@ pub(super) struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            transport: Transport::Iwarp,
             crc: false,
             markers: false,
             fpdu_limit: u16::MAX,
@@ -94,8 +105,12 @@ impl Default for Options {
 
 impl Options {
     /// Takes an option, or says what is wrong with its value.
-    pub(super) fn set(&mut self, option: CmOption) -> Result<(), (&'static str, &'static str)> {
+    pub(super) fn set(
+        &mut self,
+        option: CmOption,
+    ) -> std::result::Result<(), (&'static str, &'static str)> {
         match option {
+            CmOption::Transport(transport) => self.transport = transport,
             CmOption::Crc(on) => self.crc = on,
             CmOption::MpaMarkers(on) => self.markers = on,
             CmOption::FpduLimit(limit) if limit < 64 => {
@@ -121,6 +136,22 @@ impl Options {
             CmOption::ReplyTimeout(limit) => self.reply_timeout = limit,
         }
         Ok(())
+    }
+
+    /// What an identifier starts with.
+    pub(super) fn of_environment() -> Result<Self> {
+        let transport = match std::env::var(ENVIRONMENT) {
+            Ok(name) if !name.is_empty() => name.parse()?,
+            _ => Transport::Iwarp,
+        };
+        Ok(Self {
+            transport,
+            ..Self::default()
+        })
+    }
+
+    pub(super) fn traffic_class(&self) -> u8 {
+        self.tos.unwrap_or(0)
     }
 
     /// A socket for an address of this family; buffer sizes have to be set before it connects or

@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{Device, check_port, sysfs};
+use super::{Device, Transport, check_port, sysfs};
 use crate::error::Result;
 
 /// The limits of every device. Each can be reached.
@@ -240,6 +240,16 @@ impl Device {
         }
     }
 
+    /// The largest payload of a packet that the interface carries.
+    pub(crate) fn active_mtu(&self) -> IbMtu {
+        /// IPv6 and UDP headers, and the most that InfiniBand puts around a payload.
+        const AROUND: u32 = 40 + 8 + 12 + 28 + 4;
+        match self.transport {
+            Transport::Iwarp => IbMtu::at_most(self.inner.mtu),
+            Transport::Roce => IbMtu::at_most(self.inner.mtu.saturating_sub(AROUND)),
+        }
+    }
+
     /// What its port is and does.
     pub(crate) fn port_attr(&self, port: u8) -> Result<PortAttr> {
         check_port(port)?;
@@ -253,7 +263,7 @@ impl Device {
                 PortState::Down
             },
             max_mtu: IbMtu::Mtu4096,
-            active_mtu: IbMtu::at_most(interface.mtu),
+            active_mtu: self.active_mtu(),
             gid_tbl_len: u32::try_from(interface.addresses.len()).unwrap_or(u32::MAX),
             port_cap_flags: PORT_CM_SUP | PORT_IP_BASED_GIDS,
             max_msg_sz: limits::MAX_MSG_SZ,

@@ -15,6 +15,7 @@ fn interface(name: &str, index: u32, addresses: &[&str]) -> Device {
     interface.complete();
     Device {
         inner: Arc::new(interface),
+        transport: Transport::Iwarp,
     }
 }
 
@@ -105,18 +106,22 @@ fn this_machine_has_a_loopback_device() {
     let all = devices().unwrap();
     let lo = all.last().expect("a loopback device");
     assert!(lo.is_loopback());
-    assert_eq!(lo.name(), "iw_lo");
+    assert_eq!(lo.name(), "roce_lo");
+    assert_eq!(lo.transport(), Transport::Roce);
+    let iwarp = lo.with_transport(Transport::Iwarp);
+    assert_eq!(iwarp.name(), "iw_lo");
+    assert!(!iwarp.same_as(lo) && all.iter().any(|device| device.same_as(&iwarp)));
     assert!(lo.mtu() >= 1500);
     assert!(lo.interface_index() > 0);
     assert!(
         Device::for_address("127.0.0.77".parse().unwrap(), None)
             .unwrap()
-            .same_as(lo)
+            .same_as(&iwarp)
     );
     assert!(
         Device::for_interface_index(lo.interface_index())
             .unwrap()
-            .same_as(lo)
+            .same_as(&iwarp)
     );
     assert_eq!(
         Device::for_interface_index(u32::MAX).unwrap_err().errno(),
@@ -136,6 +141,7 @@ fn this_machine_has_a_loopback_device() {
         assert_eq!(device.node_guid(), device.attr().node_guid);
         for address in device.addresses() {
             let owner = Device::for_address(*address, Some(device.interface_index())).unwrap();
+            let owner = owner.with_transport(device.transport());
             assert!(owner.same_as(device), "{address}");
         }
     }
@@ -147,6 +153,7 @@ fn guids_come_from_the_mac_address() {
     nic.mac = Some([0x02, 0xfc, 0x00, 0x00, 0x00, 0x01]);
     let device = Device {
         inner: Arc::new(nic),
+        transport: Transport::Iwarp,
     };
     assert_eq!(device.node_guid(), 0x00fc_00ff_fe00_0001);
 }

@@ -1,15 +1,20 @@
 //! Attributes of a queue pair, `query` and `modify`.
 
+use std::sync::MutexGuard;
+
 use softverbs_proto::iwarp::stream::{CloseCause, Stream, StreamConfig};
 use softverbs_proto::memory::Access;
-use softverbs_proto::qp_state::{QpAttrMask, QpState, check_iwarp};
-use softverbs_wire::num::Qpn;
+use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType, check_iwarp};
+use softverbs_wire::num::{Qkey, Qpn};
 
-use super::{COPY_LIMIT, Qp, QpCap, QpInner};
+use super::{COPY_LIMIT, Core, Qp, QpCap, QpInner, Side};
 use crate::error::{Error, Result};
+use crate::roce::AhAttr;
 
 /// Attributes of a queue pair, named as in `struct ibv_qp_attr`. Addresses and sequence numbers
 /// have no meaning on iWARP; they are kept and returned.
+///
+/// Attributes may be added: make one with `..QpAttr::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     /// State.
@@ -26,6 +31,13 @@ pub struct QpAttr {
     pub sq_psn: u32,
     /// The peer's queue pair.
     pub dest_qp_num: Qpn,
+    /// Address vector: the way to the peer.
+    pub ah_attr: AhAttr,
+    /// Whether a drained send queue raises
+    /// [`SqDrained`](crate::AsyncEventKind::SqDrained); meaningful when going to SQD.
+    pub en_sqd_async_notify: bool,
+    /// Whether the send queue is draining (SQD). Only returned.
+    pub sq_draining: bool,
     /// What peers may do through this queue pair.
     pub qp_access_flags: Access,
     /// Index of the P_Key: 0.
@@ -56,6 +68,9 @@ impl Default for QpAttr {
             rq_psn: 0,
             sq_psn: 0,
             dest_qp_num: Qpn::new(0),
+            ah_attr: AhAttr::default(),
+            en_sqd_async_notify: false,
+            sq_draining: false,
             qp_access_flags: Access::REMOTE_WRITE
                 .union(Access::REMOTE_READ)
                 .union(Access::REMOTE_ATOMIC),
@@ -78,9 +93,14 @@ impl Qp {
         let mut attr = core.attr;
         attr.qp_state = core.state;
         attr.cur_qp_state = core.state;
-        if let Some(negotiated) = core.stream.negotiated() {
-            attr.max_rd_atomic = u8::try_from(negotiated.ord).unwrap_or(u8::MAX);
-            attr.max_dest_rd_atomic = u8::try_from(negotiated.ird).unwrap_or(u8::MAX);
+        match &core.side {
+            Side::Iwarp(iwarp) => {
+                if let Some(negotiated) = iwarp.stream.negotiated() {
+                    attr.max_rd_atomic = u8::try_from(negotiated.ord).unwrap_or(u8::MAX);
+                    attr.max_dest_rd_atomic = u8::try_from(negotiated.ird).unwrap_or(u8::MAX);
+                }
+            }
+            Side::Roce(roce) => attr.sq_draining = roce.queue_pair.is_draining(),
         }
         attr
     }
@@ -108,20 +128,6 @@ impl Qp {
 impl QpInner {
     pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let mut core = self.lock();
-        let from = core.state;
-        if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_qp_state != from {
-            return Err(Error::invalid(
-                "cur_qp_state",
-                format!("the queue pair is in {from}"),
-            ));
-        }
-        let to = if mask.contains(QpAttrMask::STATE) {
-            attr.qp_state
-        } else {
-            from
-        };
-        check_iwarp(from, to, mask)
-            .map_err(|error| Error::invalid("qp_attr", error.to_string()))?;
         if mask.contains(QpAttrMask::PORT) && attr.port_num != 1 {
             return Err(Error::invalid("port_num", "the device has one port: 1"));
         }
@@ -131,6 +137,34 @@ impl QpInner {
                 "the P_Key table has one entry: 0",
             ));
         }
+        let to = if mask.contains(QpAttrMask::STATE) {
+            attr.qp_state
+        } else {
+            core.state
+        };
+        if core.roce().is_some() {
+            self.modify_roce(&mut core, attr, mask, to)
+        } else {
+            self.modify_iwarp(&mut core, attr, mask, to)
+        }
+    }
+
+    fn modify_iwarp(
+        &self,
+        core: &mut MutexGuard<'_, Core>,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+        to: QpState,
+    ) -> Result<()> {
+        let from = core.state;
+        if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_qp_state != from {
+            return Err(Error::invalid(
+                "cur_qp_state",
+                format!("the queue pair is in {from}"),
+            ));
+        }
+        check_iwarp(from, to, mask)
+            .map_err(|error| Error::invalid("qp_attr", error.to_string()))?;
         if mask.contains(QpAttrMask::RNR_RETRY) && attr.rnr_retry > 7 {
             return Err(Error::invalid("rnr_retry", "must be in 0 ..= 7"));
         }
@@ -139,20 +173,22 @@ impl QpInner {
         }
         core.attr.take(attr, mask);
         match to {
-            QpState::Err if from != QpState::Err => self.abort_locked(&mut core, CloseCause::Local),
+            QpState::Err if from != QpState::Err => self.abort_locked(core, CloseCause::Local),
             QpState::Reset if from != QpState::Reset => {
-                self.abort_locked(&mut core, CloseCause::Local);
+                self.abort_locked(core, CloseCause::Local);
                 self.send_cq.forget(self.qp_num);
                 self.recv_cq.forget(self.qp_num);
-                core.stream = Stream::new(StreamConfig {
-                    max_send_wr: self.cap.max_send_wr,
-                    sq_sig_all: self.sq_sig_all,
-                    copy_limit: COPY_LIMIT,
-                });
+                if let Side::Iwarp(iwarp) = &mut core.side {
+                    iwarp.stream = Stream::new(StreamConfig {
+                        max_send_wr: self.cap.max_send_wr,
+                        sq_sig_all: self.sq_sig_all,
+                        copy_limit: COPY_LIMIT,
+                    });
+                }
                 core.attr = QpAttr::default();
-                self.set_state(&mut core, QpState::Reset);
+                self.set_state(core, QpState::Reset);
             }
-            _ => self.set_state(&mut core, to),
+            _ => self.set_state(core, to),
         }
         Ok(())
     }
@@ -161,9 +197,15 @@ impl QpInner {
     pub(crate) fn to_init(&self) -> Result<()> {
         let attr = QpAttr {
             qp_state: QpState::Init,
+            qkey: Qkey::RDMA_UDP.get(),
             ..QpAttr::default()
         };
-        self.modify(&attr, QpAttrMask::STATE)
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+        let of_type = match self.qp_type {
+            QpType::Rc | QpType::Uc => QpAttrMask::ACCESS_FLAGS,
+            QpType::Ud => QpAttrMask::QKEY,
+        };
+        self.modify(&attr, mask | of_type)
     }
 
     /// What `connect` and `accept` do first: sends may be posted, and wait for the gate.
@@ -187,7 +229,7 @@ impl QpInner {
 }
 
 impl QpAttr {
-    fn take(&mut self, from: &Self, mask: QpAttrMask) {
+    pub(crate) fn take(&mut self, from: &Self, mask: QpAttrMask) {
         macro_rules! take {
             ($($bit:ident: $($field:ident),+;)*) => {
                 $(if mask.contains(QpAttrMask::$bit) { $(self.$field = from.$field;)+ })*
@@ -208,6 +250,8 @@ impl QpAttr {
             MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
             MIN_RNR_TIMER: min_rnr_timer;
             DEST_QPN: dest_qp_num;
+            AV: ah_attr;
+            EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
         }
     }
 }

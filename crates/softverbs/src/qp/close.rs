@@ -15,8 +15,8 @@ use softverbs_proto::wr::{WcOpcode, WcStatus};
 
 use super::drive::Connection;
 use super::memory::QpMemory;
-use super::{Core, QpInner};
-use crate::async_event::{AsyncElement, AsyncEventKind};
+use super::{Core, Iwarp, QpInner, Side};
+use crate::async_event::AsyncEventKind;
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::IoList;
 use crate::engine::{Engine, Set};
@@ -35,11 +35,13 @@ impl QpInner {
         }
         self.flush_receives(core);
         let lost = matches!(cause, Some(CloseCause::Lost));
-        if let Some(connection) = core.connection.take() {
+        if let Side::Iwarp(iwarp) = &mut core.side
+            && let Some(connection) = iwarp.connection.take()
+        {
             let pending = if lost {
                 Vec::new()
             } else {
-                rest_of_stream(self, core, &connection)
+                rest_of_stream(self, iwarp, &connection)
             };
             self.engine.set_timer(connection.token, None);
             self.engine.unwatch(Set::Data, connection.socket.as_fd());
@@ -48,24 +50,20 @@ impl QpInner {
                 Linger::start(self.engine, connection.socket, pending);
             }
         }
-        let raise = |kind| {
-            let events = &self.pd.context().inner().async_events;
-            events.push(kind, AsyncElement::Qp(self.qp_num), Some(&self.counter));
-        };
         match cause {
             Some(CloseCause::Fault(Fault::Peer(PeerViolation::Protection { .. }))) => {
-                raise(AsyncEventKind::QpAccessErr);
+                self.raise(AsyncEventKind::QpAccessErr);
             }
             Some(CloseCause::Fault(Fault::Peer(_) | Fault::Malformed(_))) => {
-                raise(AsyncEventKind::QpReqErr);
+                self.raise(AsyncEventKind::QpReqErr);
             }
             Some(CloseCause::Fault(Fault::Local(_)) | CloseCause::PeerTerminated(_)) => {
-                raise(AsyncEventKind::QpFatal);
+                self.raise(AsyncEventKind::QpFatal);
             }
             _ => {}
         }
         if self.srq.is_some() {
-            raise(AsyncEventKind::QpLastWqeReached);
+            self.raise(AsyncEventKind::QpLastWqeReached);
         }
         if let Some(cm) = core.cm.take().as_ref().and_then(Weak::upgrade) {
             cm.on_closed(cause);
@@ -73,7 +71,7 @@ impl QpInner {
     }
 
     /// Completes the receives that were posted to this queue pair with a flush error.
-    pub(super) fn flush_receives(&self, _core: &mut Core) {
+    pub(crate) fn flush_receives(&self, _core: &mut Core) {
         if self.srq.is_some() {
             return;
         }
@@ -94,10 +92,21 @@ impl QpInner {
         }
     }
 
+    /// Forgets the receives that were posted to this queue pair.
+    pub(crate) fn forget_receives(&self) {
+        if self.srq.is_none() {
+            drop(self.rq.drain());
+        }
+    }
+
     /// `rdma_disconnect`: what TCP has taken is delivered, the rest is flushed.
     pub(crate) fn disconnect(&self) {
         let mut core = self.lock();
-        core.stream.disconnect(self.engine.now());
+        let now = self.engine.now();
+        match &mut core.side {
+            Side::Iwarp(iwarp) => iwarp.stream.disconnect(now),
+            Side::Roce(roce) => roce.abort(),
+        }
         self.transmit(&mut core);
     }
 
@@ -112,7 +121,10 @@ impl QpInner {
         core: &mut std::sync::MutexGuard<'_, Core>,
         cause: CloseCause,
     ) {
-        core.stream.abort(cause);
+        match &mut core.side {
+            Side::Iwarp(iwarp) => iwarp.stream.abort(cause),
+            Side::Roce(roce) => roce.abort(),
+        }
         self.set_state(core, QpState::Err);
         self.transmit(core);
         self.flush_receives(core);
@@ -121,8 +133,14 @@ impl QpInner {
     /// The last handle is gone.
     pub(super) fn destroy(&self) {
         let mut core = self.lock();
-        core.stream.abort(CloseCause::Local);
+        match &mut core.side {
+            Side::Iwarp(iwarp) => iwarp.stream.abort(CloseCause::Local),
+            Side::Roce(roce) => roce.abort(),
+        }
         self.transmit(&mut core);
+        if let Some(roce) = core.roce() {
+            roce.unregister(self.engine);
+        }
         drop(core);
         self.send_cq.detach(&self.me);
         self.send_cq.forget(self.qp_num);
@@ -134,7 +152,7 @@ impl QpInner {
 /// What TCP has to get before the connection is closed: the rest of a frame that it has in part,
 /// and the Terminate message behind it. Copied, since the memory of flushed requests belongs to
 /// the application again.
-fn rest_of_stream(qp: &QpInner, core: &mut Core, connection: &Connection) -> Vec<u8> {
+fn rest_of_stream(qp: &QpInner, iwarp: &mut Iwarp, connection: &Connection) -> Vec<u8> {
     let mut memory = QpMemory::new(qp);
     let mut out = Vec::new();
     if connection.sent > 0 {
@@ -153,7 +171,8 @@ fn rest_of_stream(qp: &QpInner, core: &mut Core, connection: &Connection) -> Vec
         }
     }
     let mut last = TxBatch::new();
-    core.stream
+    iwarp
+        .stream
         .poll_transmit(qp.engine.now(), &mut memory, &mut last, 4096, 64);
     let all = 0..last.len();
     copy_range(&memory, &last, all, &mut out);

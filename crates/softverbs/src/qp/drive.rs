@@ -11,19 +11,19 @@ use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
 use softverbs_proto::fault::{Fault, LocalFault};
 use softverbs_proto::iwarp::negotiate::Negotiated;
-use softverbs_proto::iwarp::stream::{CloseCause, FpduSizing, Role, StreamEvent};
+use softverbs_proto::iwarp::stream::{CloseCause, FpduSizing, Role, Stream, StreamEvent};
 use softverbs_proto::memory::{Access, MemoryFault};
 use softverbs_proto::qp_state::QpState;
 use softverbs_proto::time::Time;
 use softverbs_proto::transmit::{Piece, TxBatch};
 
 use super::memory::QpMemory;
-use super::{Core, QpInner};
+use super::{Core, Iwarp, QpInner, Side};
 use crate::cm::IdShared;
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::{IoList, MAX_IOV};
 use crate::engine::{Engine, Set};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wr::Wc;
 
 /// Octets received at once when they cannot go straight to their place.
@@ -90,13 +90,16 @@ impl QpInner {
         let engine = self.engine;
         let source: Arc<dyn Source> = self.me.upgrade().expect("called on a living queue pair");
         let mut core = self.lock();
+        let Side::Iwarp(iwarp) = &mut core.side else {
+            return Err(Error::invalid("qp", "is not for iWARP"));
+        };
         let token = engine.sources.add(source);
         if let Err(error) = engine.watch(Set::Data, token, socket.as_fd(), EpollFlags::EPOLLIN) {
             engine.sources.remove(token);
             return Err(error);
         }
         let now = engine.now();
-        core.connection = Some(Connection {
+        iwarp.connection = Some(Connection {
             socket,
             token,
             batch: TxBatch::new(),
@@ -106,13 +109,15 @@ impl QpInner {
             mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
             timer: None,
         });
+        iwarp.stream.attach(now, role, negotiated, sizing);
         core.cm = Some(cm);
-        core.stream.attach(now, role, negotiated, sizing);
         if matches!(core.state, QpState::Init | QpState::Rtr) {
             self.set_state(&mut core, QpState::Rts);
         }
-        if !early.is_empty() {
-            core.stream.on_bytes(now, &mut QpMemory::new(self), early);
+        if !early.is_empty()
+            && let Side::Iwarp(iwarp) = &mut core.side
+        {
+            iwarp.stream.on_bytes(now, &mut QpMemory::new(self), early);
         }
         self.work(&mut core);
         Ok(())
@@ -132,7 +137,7 @@ impl QpInner {
 
     /// An application thread polls this connection often: epoll need not watch it meanwhile.
     fn heat(&self, core: &mut Core) {
-        let Some(connection) = &mut core.connection else {
+        let Some(connection) = core.connection() else {
             return;
         };
         if connection.hot || !self.engine.is_backed_off() {
@@ -148,7 +153,7 @@ impl QpInner {
     /// Nobody polls this connection any more: epoll watches it again.
     pub(crate) fn cool(&self) {
         let mut core = self.lock();
-        if let Some(connection) = &mut core.connection {
+        if let Some(connection) = core.connection() {
             connection.cool(self.engine);
         }
     }
@@ -163,21 +168,31 @@ impl QpInner {
 
     /// Receives, transmits, hands out.
     fn work(&self, core: &mut MutexGuard<'_, Core>) {
-        if core.connection.is_some() {
-            self.receive(core);
+        if let Side::Iwarp(iwarp) = &mut core.side
+            && iwarp.connection.is_some()
+        {
+            self.receive(iwarp);
         }
         self.transmit(core);
     }
 
     /// Transmits what may be transmitted, and hands out the results.
-    pub(super) fn transmit(&self, core: &mut MutexGuard<'_, Core>) {
-        if core.connection.is_some() {
-            self.send_frames(core);
+    pub(crate) fn transmit(&self, core: &mut MutexGuard<'_, Core>) {
+        match &mut core.side {
+            Side::Iwarp(iwarp) => {
+                if iwarp.connection.is_some() {
+                    self.send_frames(iwarp);
+                }
+                self.settle(core);
+            }
+            Side::Roce(roce) => {
+                self.send_packets(roce);
+                self.settle_packets(core);
+            }
         }
-        self.settle(core);
     }
 
-    fn receive(&self, core: &mut Core) {
+    fn receive(&self, core: &mut Iwarp) {
         let mut memory = QpMemory::new(self);
         STAGE.with_borrow_mut(|stage| {
             for _ in 0..BUDGET {
@@ -252,7 +267,7 @@ impl QpInner {
         });
     }
 
-    fn send_frames(&self, core: &mut Core) {
+    fn send_frames(&self, core: &mut Iwarp) {
         let mut memory = QpMemory::new(self);
         let now = self.engine.coarse_now();
         for _ in 0..BUDGET {
@@ -308,7 +323,7 @@ impl QpInner {
         self.set_timer(core);
     }
 
-    fn set_timer(&self, core: &mut Core) {
+    fn set_timer(&self, core: &mut Iwarp) {
         let deadline = core.stream.deadline();
         if let Some(connection) = &mut core.connection
             && connection.timer != deadline
@@ -320,7 +335,7 @@ impl QpInner {
 
     /// Hands out events and completions.
     fn settle(&self, core: &mut MutexGuard<'_, Core>) {
-        while let Some(event) = core.stream.poll_event() {
+        while let Some(event) = core.stream().and_then(Stream::poll_event) {
             match event {
                 StreamEvent::Established => {
                     // Before the completions of what arrived with it.
@@ -335,16 +350,19 @@ impl QpInner {
             }
         }
         self.hand_out(core);
-        if core.state == QpState::Rts && (self.send_cq.has_overrun() || self.recv_cq.has_overrun())
+        if core.state == QpState::Rts
+            && (self.send_cq.has_overrun() || self.recv_cq.has_overrun())
+            && let Some(stream) = core.stream()
         {
-            core.stream.abort(CloseCause::Local);
+            stream.abort(CloseCause::Local);
             self.settle(core);
         }
     }
 
     fn hand_out(&self, core: &mut Core) {
+        let Some(stream) = core.stream() else { return };
         let mut ready: SmallVec<[Wc; 8]> = SmallVec::new();
-        while let Some(completion) = core.stream.poll_send_completion() {
+        while let Some(completion) = stream.poll_send_completion() {
             ready.push(Wc::new(&completion, self.qp_num));
         }
         if !ready.is_empty() {
@@ -352,7 +370,7 @@ impl QpInner {
             ready.clear();
         }
         let mut solicited = false;
-        while let Some(completion) = core.stream.poll_recv_completion() {
+        while let Some(completion) = stream.poll_recv_completion() {
             solicited |= completion.solicited;
             ready.push(Wc::new(&completion, self.qp_num));
         }
@@ -457,20 +475,20 @@ impl Source for QpInner {
         }
     }
 
-    fn timeout(&self, engine: &Engine, now: Time) {
+    fn timeout(&self, _engine: &Engine, now: Time) {
         let mut core = self.lock();
-        if let Some(connection) = &mut core.connection {
-            connection.timer = None;
-        }
-        if core
-            .stream
-            .deadline()
-            .is_some_and(|deadline| deadline <= now)
-        {
-            core.stream.on_timeout(now);
+        match &mut core.side {
+            Side::Iwarp(Iwarp { stream, connection }) => {
+                if let Some(connection) = connection {
+                    connection.timer = None;
+                }
+                if stream.deadline().is_some_and(|deadline| deadline <= now) {
+                    stream.on_timeout(now);
+                }
+            }
+            Side::Roce(roce) => roce.on_timeout(now),
         }
         self.work(&mut core);
-        let _ = engine;
     }
 
     fn neglected(&self) -> bool {

@@ -9,14 +9,14 @@ use super::QpInner;
 use crate::mr_table::MrTable;
 
 /// The upward trait of proto for one queue pair.
-pub(super) struct QpMemory<'a> {
+pub(crate) struct QpMemory<'a> {
     qp: &'a QpInner,
     regions: &'a MrTable,
     pd: u32,
 }
 
 impl<'a> QpMemory<'a> {
-    pub(super) fn new(qp: &'a QpInner) -> Self {
+    pub(crate) fn new(qp: &'a QpInner) -> Self {
         Self {
             qp,
             regions: &qp.pd.context().inner().regions,

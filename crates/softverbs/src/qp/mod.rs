@@ -22,13 +22,16 @@ use softverbs_wire::num::Qpn;
 pub use self::attr::QpAttr;
 pub(crate) use self::close::Linger;
 pub(crate) use self::drive::Connection;
+pub(crate) use self::memory::QpMemory;
+use crate::async_event::{AsyncElement, AsyncEventKind};
 use crate::context::Pd;
 use crate::cq::{Cq, CqInner};
-use crate::device::limits;
+use crate::device::{Transport, limits};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::event_queue::EventCounter;
 use crate::recv_queue::RecvQueue;
+use crate::roce::Roce;
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendData, SendWr};
 
@@ -76,13 +79,21 @@ pub struct QpInitAttr<'a> {
     pub srq: Option<&'a Srq>,
     /// Sizes.
     pub cap: QpCap,
-    /// RC, the only type that iWARP has.
+    /// RC; on RoCE UC and UD, too.
     pub qp_type: QpType,
     /// Treat every send request as signaled.
     pub sq_sig_all: bool,
 }
 
 impl<'a> QpInitAttr<'a> {
+    /// An unreliable datagram queue pair with the default sizes (RoCE).
+    pub fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self {
+            qp_type: QpType::Ud,
+            ..Self::rc(send_cq, recv_cq)
+        }
+    }
+
     /// A reliable connected queue pair with the default sizes.
     pub fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self {
@@ -115,15 +126,16 @@ impl Drop for Handle {
 
 pub(crate) struct QpInner {
     me: Weak<Self>,
-    qp_num: Qpn,
+    pub(crate) qp_num: Qpn,
+    pub(crate) qp_type: QpType,
     qp_context: u64,
     pub(crate) pd: Pd,
     pub(crate) engine: &'static Engine,
-    send_cq: Arc<CqInner>,
-    recv_cq: Arc<CqInner>,
+    pub(crate) send_cq: Arc<CqInner>,
+    pub(crate) recv_cq: Arc<CqInner>,
     /// Its own receive queue; empty with a shared one.
     rq: RecvQueue,
-    srq: Option<Srq>,
+    pub(crate) srq: Option<Srq>,
     cap: QpCap,
     sq_sig_all: bool,
     counter: Arc<EventCounter>,
@@ -140,16 +152,72 @@ pub(crate) struct QpInner {
 
 /// What the lock of a queue pair protects.
 pub(crate) struct Core {
-    state: QpState,
-    pub(crate) stream: Stream,
+    pub(crate) state: QpState,
+    pub(crate) side: Side,
+    pub(crate) attr: QpAttr,
+    pub(crate) cm: Option<Weak<crate::cm::IdShared>>,
+}
+
+/// What a queue pair is on its transport.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one in an allocation of its own, and no way to lose on the path of a message"
+)]
+pub(crate) enum Side {
+    Iwarp(Iwarp),
+    Roce(Roce),
+}
+
+/// A queue pair over TCP.
+pub(crate) struct Iwarp {
+    stream: Stream,
     connection: Option<Connection>,
-    attr: QpAttr,
-    cm: Option<Weak<crate::cm::IdShared>>,
+}
+
+impl Core {
+    fn stream(&mut self) -> Option<&mut Stream> {
+        match &mut self.side {
+            Side::Iwarp(iwarp) => Some(&mut iwarp.stream),
+            Side::Roce(_) => None,
+        }
+    }
+
+    fn connection(&mut self) -> Option<&mut Connection> {
+        match &mut self.side {
+            Side::Iwarp(iwarp) => iwarp.connection.as_mut(),
+            Side::Roce(_) => None,
+        }
+    }
+
+    pub(crate) fn roce(&mut self) -> Option<&mut Roce> {
+        match &mut self.side {
+            Side::Iwarp(_) => None,
+            Side::Roce(roce) => Some(roce),
+        }
+    }
+
+    /// Requests of the send queue that have not completed.
+    fn outstanding(&self) -> usize {
+        match &self.side {
+            Side::Iwarp(iwarp) => iwarp.stream.outstanding(),
+            Side::Roce(roce) => roce.outstanding(),
+        }
+    }
+
+    /// Whether what is posted may leave now.
+    fn is_sending(&self) -> bool {
+        self.state == QpState::Rts
+            && match &self.side {
+                Side::Iwarp(iwarp) => iwarp.connection.is_some(),
+                Side::Roce(_) => true,
+            }
+    }
 }
 
 impl Qp {
     pub(crate) fn new(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self> {
-        let cap = check_cap(attr)?;
+        let transport = pd.context().device().transport();
+        let cap = check_cap(attr, transport)?;
         for cq in [attr.send_cq, attr.recv_cq] {
             if cq.inner().has_overrun() {
                 return Err(Error::invalid("cq", "overrun: completions were lost"));
@@ -165,14 +233,27 @@ impl Qp {
             Some(_) => RecvQueue::new(0, 0),
             None => RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
         };
-        let stream = Stream::new(StreamConfig {
-            max_send_wr: cap.max_send_wr,
-            sq_sig_all: attr.sq_sig_all,
-            copy_limit: COPY_LIMIT,
-        });
+        let (qp_num, side) = match transport {
+            Transport::Iwarp => (
+                next_qp_num(),
+                Side::Iwarp(Iwarp {
+                    stream: Stream::new(StreamConfig {
+                        max_send_wr: cap.max_send_wr,
+                        sq_sig_all: attr.sq_sig_all,
+                        copy_limit: COPY_LIMIT,
+                    }),
+                    connection: None,
+                }),
+            ),
+            Transport::Roce => {
+                let roce = Roce::new(pd.context().device(), attr)?;
+                (roce.queue_pair.config().qpn, Side::Roce(roce))
+            }
+        };
         let inner = Arc::new_cyclic(|me| QpInner {
             me: me.clone(),
-            qp_num: next_qp_num(),
+            qp_num,
+            qp_type: attr.qp_type,
             qp_context: attr.qp_context,
             pd: pd.clone(),
             engine: pd.context().inner().engine,
@@ -185,8 +266,7 @@ impl Qp {
             counter: Arc::default(),
             core: Mutex::new(Core {
                 state: QpState::Reset,
-                stream,
-                connection: None,
+                side,
                 attr: QpAttr::default(),
                 cm: None,
             }),
@@ -196,8 +276,11 @@ impl Qp {
             driven: AtomicU32::new(0),
             driven_seen: AtomicU32::new(0),
         });
-        inner.send_cq.attach(&inner.me);
-        inner.recv_cq.attach(&inner.me);
+        if transport == Transport::Roce {
+            inner.register()?;
+        }
+        inner.send_cq.attach(&inner.me, transport);
+        inner.recv_cq.attach(&inner.me, transport);
         Ok(Self {
             handle: Arc::new(Handle(inner)),
         })
@@ -207,7 +290,12 @@ impl Qp {
         &self.handle.0
     }
 
-    /// Its number, unique among the queue pairs of this process.
+    /// Its type.
+    pub fn qp_type(&self) -> QpType {
+        self.inner().qp_type
+    }
+
+    /// Its number, unique among the queue pairs of this process (RoCE: of this host address).
     pub fn qp_num(&self) -> Qpn {
         self.inner().qp_num
     }
@@ -262,9 +350,9 @@ impl Qp {
     }
 }
 
-fn check_cap(attr: &QpInitAttr<'_>) -> Result<QpCap> {
+fn check_cap(attr: &QpInitAttr<'_>, transport: Transport) -> Result<QpCap> {
     let mut cap = attr.cap;
-    if attr.qp_type != QpType::Rc {
+    if attr.qp_type != QpType::Rc && transport == Transport::Iwarp {
         return Err(Error::not_supported(
             "qp_type",
             "iWARP has reliable connections only",
@@ -306,29 +394,40 @@ impl QpInner {
         self.me.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the application what happened to the queue pair outside of any request.
+    pub(crate) fn raise(&self, kind: AsyncEventKind) {
+        let events = &self.pd.context().inner().async_events;
+        events.push(kind, AsyncElement::Qp(self.qp_num), Some(&self.counter));
     }
 
     pub(crate) fn state(&self) -> QpState {
         QpState::from_value(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
     }
 
-    fn set_state(&self, core: &mut Core, state: QpState) {
+    pub(crate) fn set_state(&self, core: &mut Core, state: QpState) {
         core.state = state;
         self.state.store(state as u32, Ordering::Release);
     }
 
     fn post_send(&self, wrs: &[SendWr<'_>]) -> std::result::Result<(), (usize, Error)> {
         let mut core = self.lock();
-        if matches!(core.state, QpState::Reset | QpState::Init) {
+        if matches!(core.state, QpState::Reset | QpState::Init)
+            && !core.roce().is_some_and(|roce| roce.takes_early())
+        {
             return Err((0, Misuse::State.into()));
         }
         let mut result = Ok(());
         for (index, wr) in wrs.iter().enumerate() {
             let posted = self
                 .send_request(wr)
-                .and_then(|request| core.stream.post_send(request).map_err(Error::from));
+                .and_then(|request| match &mut core.side {
+                    Side::Iwarp(iwarp) => iwarp.stream.post_send(request).map_err(Error::from),
+                    Side::Roce(roce) => roce.post_send(request, wr.ud.as_ref(), self.pd.id()),
+                });
             if let Err(error) = posted {
                 result = Err((index, error));
                 break;
@@ -338,18 +437,23 @@ impl QpInner {
         result
     }
 
+    /// There is more to send, when others have had their turn.
+    pub(crate) fn again(&self) {
+        if !self.deferred.swap(true, Ordering::AcqRel) {
+            self.engine.defer(self);
+        }
+    }
+
     /// Sends at once, or leaves it to the next poll: the first request after a poll goes out at
     /// once, those behind it together.
     fn after_post(&self, mut core: MutexGuard<'_, Core>) {
         const TOGETHER: usize = 64;
-        if core.connection.is_some() && core.state == QpState::Rts {
+        if core.is_sending() {
             let epoch = self.send_cq.epoch();
             let first = self.sent_epoch.load(Ordering::Relaxed) != epoch;
-            if !first && self.engine.is_backed_off() && core.stream.outstanding() < TOGETHER {
+            if !first && self.engine.is_backed_off() && core.outstanding() < TOGETHER {
                 drop(core);
-                if !self.deferred.swap(true, Ordering::AcqRel) {
-                    self.engine.defer(self);
-                }
+                self.again();
                 return;
             }
             self.sent_epoch.store(epoch, Ordering::Relaxed);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use softverbs::cm::{CmEvent, CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
 use softverbs::{
-    Access, Cq, Mr, Pd, Qp, QpCap, QpInitAttr, RecvWr, SendData, SendFlags, SendOp, SendWr, Wc,
-    WcStatus,
+    Access, Cq, Mr, Pd, Qp, QpCap, QpInitAttr, RecvWr, SendData, SendFlags, SendOp, SendWr,
+    Transport, Wc, WcStatus,
 };
 
 /// Long enough for a busy machine, short enough for a test that hangs.
@@ -37,6 +37,7 @@ pub struct End {
 /// What a pair is made with.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    pub transport: Transport,
     pub address: SocketAddr,
     pub cap: QpCap,
     pub len: usize,
@@ -45,9 +46,20 @@ pub struct Setup {
     pub param: ConnParam,
 }
 
+impl Setup {
+    pub fn over(transport: Transport) -> Self {
+        Self {
+            transport,
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            transport: std::env::var("SOFTVERBS_TRANSPORT")
+                .map_or(Transport::Iwarp, |name| name.parse().unwrap()),
             address: ([127, 0, 0, 1], 0).into(),
             cap: QpCap {
                 max_send_wr: 512,
@@ -84,6 +96,7 @@ pub fn no_event(channel: &EventChannel, during: Duration) {
 pub fn listener(setup: &Setup) -> (EventChannel, CmId, SocketAddr) {
     let channel = EventChannel::new().unwrap();
     let id = CmId::new(&channel, PortSpace::Tcp, 0).unwrap();
+    id.set_option(CmOption::Transport(setup.transport)).unwrap();
     for option in &setup.server_options {
         id.set_option(*option).unwrap();
     }
@@ -97,6 +110,7 @@ pub fn listener(setup: &Setup) -> (EventChannel, CmId, SocketAddr) {
 pub fn resolved(setup: &Setup, address: SocketAddr) -> (EventChannel, CmId) {
     let channel = EventChannel::new().unwrap();
     let id = CmId::new(&channel, PortSpace::Tcp, 0).unwrap();
+    id.set_option(CmOption::Transport(setup.transport)).unwrap();
     for option in &setup.client_options {
         id.set_option(*option).unwrap();
     }

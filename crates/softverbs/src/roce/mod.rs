@@ -1,0 +1,12 @@
+//! RoCEv2: the InfiniBand transport over UDP.
+//!
+//! `port/` is the UDP side, one for each process; `qp.rs` the work on a queue pair, `modify.rs`
+//! its attributes, `address.rs` the ways to peers.
+
+pub(crate) mod address;
+mod modify;
+pub(crate) mod port;
+mod qp;
+
+pub use self::address::{AddressHandle, AhAttr, GlobalRoute};
+pub(crate) use self::qp::{ConnectionOfQp, Roce};

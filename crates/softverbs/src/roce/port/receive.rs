@@ -1,0 +1,312 @@
+//! Receiving: split what the kernel put together, check each packet, hand it to its queue pair or
+//! to the process that has it.
+
+use std::io;
+use std::sync::{Arc, PoisonError, TryLockError};
+
+use smallvec::SmallVec;
+use softverbs_proto::time::Time;
+use softverbs_wire::ib::mad::MAD_LEN;
+use softverbs_wire::ib::{Icrc, Ipv4Ident, Opcode, Packet};
+use softverbs_wire::num::{Qkey, Qpn};
+
+use super::border::{PacketMeta, PacketSink, ReceivedFrom};
+use super::counters::add;
+use super::qpns::slot_of;
+use super::relay::{Outgoing, Record};
+use super::send::Ends;
+use super::socket::{INBOX, Sock};
+use super::steer::dest_qpn;
+use super::sys::Inbox;
+use super::{PUBLIC_V4, Port, RELAY};
+use crate::engine::Engine;
+
+/// Calls of one burst; the acknowledges go out after it.
+const ROUNDS: usize = 4;
+/// The first call of a burst is small: mostly there is one packet.
+const FIRST_ROUND: usize = 2;
+/// An application thread looks at all sockets once in so many polls, a power of two.
+const ALL_EVERY: u32 = 64;
+
+/// Where a packet came from and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) from: ReceivedFrom,
+    pub(super) traffic_class: u8,
+    /// The UDP port that it was sent to.
+    pub(super) to_port: u16,
+    /// The IPv4 identification to expect.
+    pub(super) ident: u16,
+}
+
+/// What one burst of packets touches.
+pub(super) struct Burst<'a> {
+    port: &'a Port,
+    now: Time,
+    /// Packets for other processes are to be forwarded.
+    public: bool,
+    sinks: SmallVec<[(Qpn, Arc<dyn PacketSink>); 4]>,
+    outgoing: Outgoing,
+    packets: usize,
+}
+
+impl Port {
+    /// Receives what has come, on this thread, unless another one is at it. Returns the number of
+    /// packets.
+    pub(crate) fn poll(&self, engine: &Engine) -> usize {
+        let polls = self
+            .polls
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let all = polls.is_multiple_of(ALL_EVERY);
+        let mut packets = 0;
+        for which in 0..self.socks.len() {
+            let Some(sock) = self.socks[which].get() else {
+                continue;
+            };
+            if all || sock.is_busy() {
+                let got = self.receive(which);
+                sock.note_poll(got);
+                sock.offer_room(engine);
+                packets += got;
+            }
+        }
+        if all || self.relay.is_busy() {
+            let got = self.receive_relayed();
+            self.relay.note_poll(got);
+            packets += got;
+        }
+        packets
+    }
+
+    /// Receives from one socket, unless another thread is at it.
+    pub(super) fn receive(&self, which: usize) -> usize {
+        debug_assert_ne!(which, RELAY);
+        let Some(sock) = self.socks.get(which).and_then(std::sync::OnceLock::get) else {
+            return 0;
+        };
+        let mut inbox = match sock.inbox.try_lock() {
+            Ok(inbox) => inbox,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        let inbox = inbox.get_or_insert_with(Inbox::new);
+        let mut burst = Burst::new(self, which >= PUBLIC_V4);
+        for round in 0..ROUNDS {
+            let most = if round == 0 { FIRST_ROUND } else { INBOX };
+            let got = match inbox.receive(sock.fd(), most) {
+                Ok(got) => got,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            for index in 0..got {
+                burst.datagrams(sock, inbox, index);
+            }
+            if got < most {
+                break;
+            }
+        }
+        let packets = burst.end();
+        if packets > 0 {
+            sock.note_traffic();
+        }
+        packets
+    }
+}
+
+impl<'a> Burst<'a> {
+    pub(super) fn new(port: &'a Port, public: bool) -> Self {
+        Self {
+            port,
+            now: port.engine.coarse_now(),
+            public,
+            sinks: SmallVec::new(),
+            outgoing: Outgoing::default(),
+            packets: 0,
+        }
+    }
+
+    /// Everybody has their packets: acknowledges may go out. Returns how many there were.
+    pub(super) fn end(self) -> usize {
+        for (_, sink) in &self.sinks {
+            sink.burst_end();
+        }
+        self.outgoing.flush(self.port);
+        self.packets
+    }
+
+    /// What one call of the kernel brought from one sender.
+    fn datagrams(&mut self, sock: &Sock, inbox: &Inbox<INBOX>, index: usize) {
+        let counters = &self.port.counters;
+        let Some((received, octets)) = inbox.get(index) else {
+            add(&counters.malformed, 1);
+            return;
+        };
+        if octets.is_empty() || received.truncated {
+            add(&counters.malformed, 1);
+            return;
+        }
+        let mut arrival = Arrival {
+            from: ReceivedFrom {
+                local: received.to,
+                remote: received.from.ip(),
+                source_port: received.from.port(),
+                interface: received.interface,
+            },
+            traffic_class: received.traffic_class,
+            to_port: sock.port,
+            ident: 0,
+        };
+        if octets.len() > received.segment {
+            let packets = octets.len().div_ceil(received.segment);
+            add(&counters.coalesced_in, packets);
+        }
+        for packet in octets.chunks(received.segment) {
+            self.packet(&arrival, packet);
+            arrival.ident = arrival.ident.wrapping_add(1);
+        }
+    }
+
+    /// One packet.
+    pub(super) fn packet(&mut self, arrival: &Arrival, octets: &[u8]) {
+        self.packets += 1;
+        let counters = &self.port.counters;
+        add(&counters.packets_in, 1);
+        let Some(qpn) = dest_qpn(octets) else {
+            add(&counters.malformed, 1);
+            return;
+        };
+        if arrival.from.local.is_multicast() {
+            self.for_group(arrival, octets);
+        } else if qpn == Qpn::GSI {
+            self.for_gsi(arrival, octets);
+        } else if self.port.own_slots.has(slot_of(qpn)) {
+            if let Some(packet) = self.check(arrival, octets) {
+                self.deliver(qpn, &packet, arrival, octets.len());
+            }
+        } else if !self.forward(slot_of(qpn), arrival, octets) {
+            add(&counters.not_ours, 1);
+        }
+    }
+
+    /// A packet with the right ICRC.
+    fn check<'p>(&self, arrival: &Arrival, octets: &'p [u8]) -> Option<Packet<'p>> {
+        let counters = &self.port.counters;
+        let Ok(packet) = Packet::parse(octets) else {
+            add(&counters.malformed, 1);
+            return None;
+        };
+        let ReceivedFrom {
+            local,
+            remote,
+            source_port,
+            ..
+        } = arrival.from;
+        let ends = Ends::new((remote, source_port), (local, arrival.to_port))?;
+        let icrc = ends.icrc(arrival.ident, octets)?;
+        if icrc.finish() == packet.trailer.icrc {
+            return Some(packet);
+        }
+        // The identification of IPv4 cannot be seen; which one would explain the ICRC can.
+        if local.is_ipv4() && explained(icrc, arrival.ident, packet.trailer.icrc, octets.len()) {
+            add(&counters.idents_guessed, 1);
+            return Some(packet);
+        }
+        add(&counters.bad_icrc, 1);
+        None
+    }
+
+    fn deliver(&mut self, qpn: Qpn, packet: &Packet<'_>, arrival: &Arrival, len: usize) {
+        // The last one first: packets come in runs.
+        let known = self.sinks.iter().rposition(|(of, _)| *of == qpn);
+        let index = known.unwrap_or_else(|| {
+            if let Some(sink) = self.port.sink(qpn) {
+                self.sinks.push((qpn, sink));
+            }
+            self.sinks.len().wrapping_sub(1)
+        });
+        match self.sinks.get(index) {
+            Some((of, sink)) if *of == qpn => {
+                let meta = PacketMeta {
+                    len,
+                    traffic_class: arrival.traffic_class,
+                };
+                sink.packet(self.now, packet, &meta, &arrival.from);
+            }
+            _ => add(&self.port.counters.no_queue_pair, 1),
+        }
+    }
+
+    fn for_group(&mut self, arrival: &Arrival, octets: &[u8]) {
+        let group = arrival.from.local;
+        if self.public {
+            for slot in self.port.others_in_group(group, self.now) {
+                self.forward(slot, arrival, octets);
+            }
+        }
+        let members = self.port.members(group);
+        if !members.is_empty()
+            && let Some(packet) = self.check(arrival, octets)
+        {
+            for qpn in members {
+                self.deliver(qpn, &packet, arrival, octets.len());
+            }
+        }
+    }
+
+    fn for_gsi(&mut self, arrival: &Arrival, octets: &[u8]) {
+        let Some(packet) = self.check(arrival, octets) else {
+            return;
+        };
+        let headers = &packet.headers;
+        let mad: Option<&[u8; MAD_LEN]> = packet
+            .payload
+            .try_into()
+            .ok()
+            .filter(|_| headers.bth.opcode == Opcode::UD_SEND_ONLY)
+            .filter(|_| headers.deth.is_some_and(|deth| deth.qkey == Qkey::GSI));
+        let Some(mad) = mad else {
+            add(&self.port.counters.malformed, 1);
+            return;
+        };
+        if self.public
+            && let Some(slot) = self.port.steer(mad, arrival.from.local)
+            && !self.port.own_slots.has(slot)
+            && self.forward(slot, arrival, octets)
+        {
+            return;
+        }
+        // What is nobody's is answered here.
+        add(&self.port.counters.mads_in, 1);
+        let gsi = self
+            .port
+            .gsi
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        if let Some(gsi) = gsi {
+            gsi.mad(self.now, &arrival.from, mad);
+        }
+    }
+
+    /// Hands a packet to the process that has a slot. Whether there is one.
+    fn forward(&mut self, slot: u16, arrival: &Arrival, octets: &[u8]) -> bool {
+        if !self.public {
+            return false;
+        }
+        let Some(owner) = self.port.owner_of(slot, self.now) else {
+            return false;
+        };
+        let record = Record {
+            arrival: *arrival,
+            octets,
+        };
+        self.outgoing.push(self.port, owner.home, &record);
+        true
+    }
+}
+
+/// Whether an IPv4 identification other than the expected one explains an ICRC.
+fn explained(icrc: Icrc, expected: u16, received: [u8; Icrc::LEN], len: usize) -> bool {
+    icrc.explain(Ipv4Ident::new(expected), received, len)
+        .is_some()
+}

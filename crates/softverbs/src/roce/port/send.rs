@@ -1,0 +1,372 @@
+//! Sending: packets are put together in a buffer, ICRC included, as many as one call takes.
+//!
+//! The payload is copied into the buffer rather than gathered by the kernel from registered
+//! memory: computing the ICRC brings it into the cache anyway, the copy is then cheap, and what
+//! the ICRC says is true even if the application changes its memory meanwhile.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{OnceLock, Weak};
+
+use softverbs_proto::memory::MemoryFault;
+use softverbs_proto::roce::batch::{PacketBatch, PacketFrame};
+use softverbs_proto::transmit::Piece;
+use softverbs_wire::ib::mad::{MAD_LEN, gsi_headers};
+use softverbs_wire::ib::{Icrc, Ipv4Ident};
+use softverbs_wire::num::Psn;
+
+use super::border::{PacketSink, SendPath, Sent};
+use super::counters::add;
+use super::socket::Sock;
+use super::sys::{self, Envelope};
+use super::{PRIVATE_V4, PRIVATE_V6, Port};
+use crate::error::{Error, Result};
+use crate::mr_table::MrTable;
+
+/// Octets that one call takes: those of the longest UDP datagram of IPv4.
+const GATHER_LEN: usize = 65_507;
+/// Packets that one call takes, in every kernel with segmentation offload.
+const GATHER_PACKETS: usize = 64;
+/// Capacity of the buffer: one packet can be longer than what is gathered.
+const BUFFER: usize = 1 << 16;
+
+thread_local! {
+    static BUFFERS: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(BUFFER));
+}
+
+/// The ends of a path with their ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// Source and destination of IPv4.
+    V4(SocketAddrV4, SocketAddrV4),
+    /// Source and destination of IPv6.
+    V6(SocketAddrV6, SocketAddrV6),
+}
+
+impl Ends {
+    /// Nothing if the families differ.
+    pub(super) const fn new(from: (IpAddr, u16), to: (IpAddr, u16)) -> Option<Self> {
+        match (from.0, to.0) {
+            (IpAddr::V4(local), IpAddr::V4(remote)) => Some(Self::V4(
+                SocketAddrV4::new(local, from.1),
+                SocketAddrV4::new(remote, to.1),
+            )),
+            (IpAddr::V6(local), IpAddr::V6(remote)) => Some(Self::V6(
+                SocketAddrV6::new(local, from.1, 0, 0),
+                SocketAddrV6::new(remote, to.1, 0, 0),
+            )),
+            _ => None,
+        }
+    }
+
+    /// The ICRC of a packet whose last octets are the place for it. `ident` is that of IPv4.
+    pub(super) fn icrc(&self, ident: u16, datagram: &[u8]) -> Option<Icrc> {
+        match *self {
+            Self::V4(from, to) => Icrc::of_datagram_v4(from, to, Ipv4Ident::new(ident), datagram),
+            Self::V6(from, to) => Icrc::of_datagram_v6(from, to, datagram),
+        }
+    }
+
+    /// Writes the ICRC of a packet to its end.
+    pub(super) fn seal(&self, ident: u16, datagram: &mut [u8]) {
+        if let Some(icrc) = self.icrc(ident, datagram)
+            && let Some(place) = datagram.last_chunk_mut()
+        {
+            *place = icrc.finish();
+        }
+    }
+}
+
+/// Packets to be sent, by their numbers.
+pub(super) trait Packets {
+    fn count(&self) -> usize;
+
+    /// Octets of a packet, without the ICRC.
+    fn len_of(&self, index: usize) -> usize;
+
+    /// Appends a packet, without the ICRC, to the buffer.
+    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault>;
+}
+
+/// Packets of a batch, whose payload is in registered memory.
+struct Batched<'a> {
+    regions: &'a MrTable,
+    pd: u32,
+    batch: &'a PacketBatch,
+    frames: &'a [PacketFrame],
+}
+
+impl Packets for Batched<'_> {
+    fn count(&self) -> usize {
+        self.frames.len()
+    }
+
+    fn len_of(&self, index: usize) -> usize {
+        self.frames[index].len
+    }
+
+    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault> {
+        for piece in self.batch.pieces(&self.frames[index]) {
+            match *piece {
+                Piece::Scratch { start, len } => {
+                    buffer.extend_from_slice(&self.batch.scratch()[start..start + len]);
+                }
+                Piece::Memory { key, addr, len } => {
+                    let start = buffer.len();
+                    buffer.resize(start + len, 0);
+                    self.regions
+                        .read(key, addr, &mut buffer[start..], self.pd)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Packets in the buffer: all of `segment` octets but the last, which may be shorter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Gathered {
+    pub(super) packets: usize,
+    pub(super) segment: usize,
+}
+
+/// Puts as many packets, from number `first` on, into the buffer as one call takes. With them,
+/// what is wrong with the memory of the next one.
+pub(super) fn gather(
+    packets: &impl Packets,
+    first: usize,
+    offload: bool,
+    ends: &Ends,
+    buffer: &mut Vec<u8>,
+) -> (Gathered, Option<MemoryFault>) {
+    buffer.clear();
+    let mut gathered = Gathered::default();
+    for index in first..packets.count() {
+        let len = packets.len_of(index) + Icrc::LEN;
+        if gathered.packets == 0 {
+            gathered.segment = len;
+        } else if !offload
+            || gathered.packets == GATHER_PACKETS
+            || len > gathered.segment
+            || buffer.len() + len > GATHER_LEN
+        {
+            break;
+        }
+        let start = buffer.len();
+        if let Err(fault) = packets.append(index, buffer) {
+            buffer.truncate(start);
+            return (gathered, Some(fault));
+        }
+        buffer.extend_from_slice(&[0; Icrc::LEN]);
+        // The kernel numbers the segments of one call from 0.
+        let ident = u16::try_from(gathered.packets).unwrap_or(0);
+        ends.seal(ident, &mut buffer[start..]);
+        gathered.packets += 1;
+        if len < gathered.segment {
+            break;
+        }
+    }
+    (gathered, None)
+}
+
+/// What the kernel made of one call.
+enum Outcome {
+    Took,
+    Blocked,
+    Refused(i32),
+}
+
+impl Port {
+    /// The socket and the ends of a path to a UDP port.
+    fn ends(&self, path: &SendPath, to_port: u16) -> Option<(&Sock, Ends, Envelope)> {
+        let which = if path.remote.is_ipv6() {
+            PRIVATE_V6
+        } else {
+            PRIVATE_V4
+        };
+        let sock = self.socks[which].get()?;
+        let ends = Ends::new((path.local, sock.port), (path.remote, to_port))?;
+        let to: SocketAddr = match path.remote {
+            IpAddr::V6(remote) => SocketAddrV6::new(remote, to_port, 0, path.interface).into(),
+            remote @ IpAddr::V4(_) => (remote, to_port).into(),
+        };
+        let envelope = Envelope {
+            from: path.local,
+            to,
+            interface: path.interface,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+        };
+        Some((sock, ends, envelope))
+    }
+
+    /// Sends packets of a batch, all to one destination, as far as the kernel takes them.
+    pub(crate) fn send(
+        &self,
+        regions: &MrTable,
+        pd: u32,
+        batch: &PacketBatch,
+        frames: Range<usize>,
+        path: &SendPath,
+    ) -> Sent {
+        let packets = Batched {
+            regions,
+            pd,
+            batch,
+            frames: batch.frames().get(frames).unwrap_or_default(),
+        };
+        self.send_packets(&packets, path)
+    }
+
+    pub(super) fn send_packets(&self, packets: &impl Packets, path: &SendPath) -> Sent {
+        let Some((sock, ends, envelope)) = self.ends(path, self.route(path)) else {
+            return Sent::Lost {
+                errno: libc::EAFNOSUPPORT,
+            };
+        };
+        let mut took = 0;
+        BUFFERS.with_borrow_mut(|buffer| {
+            while took < packets.count() {
+                let offload = sock.gso.load(Ordering::Relaxed);
+                let (gathered, fault) = gather(packets, took, offload, &ends, buffer);
+                if gathered.packets > 0 {
+                    match self.transmit(sock, &ends, &envelope, gathered, buffer) {
+                        (n, Outcome::Took) => took += n,
+                        (n, Outcome::Blocked) if took + n == 0 => return Sent::Blocked,
+                        (n, Outcome::Refused(errno)) if took + n == 0 => {
+                            return Sent::Lost { errno };
+                        }
+                        (n, _) => return Sent::Took(took + n),
+                    }
+                }
+                if let Some(fault) = fault {
+                    return Sent::Gone { took, fault };
+                }
+            }
+            Sent::Took(took)
+        })
+    }
+
+    /// Sends what is in the buffer. How many packets were taken, and what stopped it.
+    fn transmit(
+        &self,
+        sock: &Sock,
+        ends: &Ends,
+        envelope: &Envelope,
+        gathered: Gathered,
+        buffer: &mut [u8],
+    ) -> (usize, Outcome) {
+        let counters = &self.counters;
+        let Gathered { packets, segment } = gathered;
+        if packets == 1 {
+            let outcome = self.transmit_once(sock, envelope, buffer, None);
+            return (usize::from(matches!(outcome, Outcome::Took)), outcome);
+        }
+        let outcome = self.transmit_once(sock, envelope, buffer, u16::try_from(segment).ok());
+        match outcome {
+            Outcome::Took => {
+                add(&counters.gathers_out, 1);
+                add(&counters.gathered_out, packets);
+                return (packets, outcome);
+            }
+            // No segmentation offload by this kernel or this interface, or the packets are longer
+            // than its MTU: one by one it shows.
+            Outcome::Refused(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP | libc::EMSGSIZE) => {}
+            _ => return (0, outcome),
+        }
+        let mut took = 0;
+        for packet in buffer.chunks_mut(segment) {
+            // Each of them has identification 0 then.
+            ends.seal(0, packet);
+            match self.transmit_once(sock, envelope, packet, None) {
+                Outcome::Took => took += 1,
+                outcome => return (took, outcome),
+            }
+        }
+        add(&counters.fallbacks, 1);
+        sock.gso.store(false, Ordering::Relaxed);
+        (took, Outcome::Took)
+    }
+
+    /// One call of the kernel.
+    fn transmit_once(
+        &self,
+        sock: &Sock,
+        envelope: &Envelope,
+        octets: &[u8],
+        segment: Option<u16>,
+    ) -> Outcome {
+        let counters = &self.counters;
+        let packets = segment.map_or(1, |segment| octets.len().div_ceil(segment.into()));
+        let error = loop {
+            match sys::send(sock.fd(), envelope, octets, segment) {
+                Ok(()) => {
+                    add(&counters.packets_out, packets);
+                    return Outcome::Took;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) => break error,
+            }
+        };
+        match error.raw_os_error().unwrap_or(libc::EIO) {
+            libc::EAGAIN => {
+                add(&counters.blocked, 1);
+                sock.blocked.store(true, Ordering::Relaxed);
+                Outcome::Blocked
+            }
+            // A full queue of the interface loses packets as a switch does.
+            libc::ENOBUFS => {
+                add(&counters.refused, packets);
+                Outcome::Took
+            }
+            errno => {
+                if segment.is_none() {
+                    let counter = if errno == libc::EMSGSIZE {
+                        &counters.too_big
+                    } else {
+                        &counters.refused
+                    };
+                    add(counter, packets);
+                }
+                Outcome::Refused(errno)
+            }
+        }
+    }
+
+    /// After [`Sent::Blocked`]: `sink` is told once, when there is room.
+    pub(crate) fn wait_for_room(&self, sink: Weak<dyn PacketSink>) {
+        let mut private = self.socks[..=PRIVATE_V6].iter().filter_map(OnceLock::get);
+        // If none is blocked any more, any of them will say so.
+        let first = private.clone().next();
+        let blocked = private.find(|sock| sock.blocked.load(Ordering::Relaxed));
+        if let Some(sock) = blocked.or(first) {
+            sock.wait_for_room(self.engine, sink);
+        }
+    }
+
+    /// Sends a management datagram. What the kernel has no room for is lost.
+    pub(crate) fn send_mad(&self, path: &SendPath, mad: &[u8; MAD_LEN]) -> Result<()> {
+        let to_port = self.route_mad(path.remote, mad);
+        let Some((sock, ends, envelope)) = self.ends(path, to_port) else {
+            return Err(Error::Unreachable {
+                address: (path.remote, to_port).into(),
+                errno: libc::EAFNOSUPPORT,
+            });
+        };
+        let mut packet = Vec::with_capacity(MAD_LEN + 32);
+        gsi_headers(Psn::new(self.gsi_psn.fetch_add(1, Ordering::Relaxed))).append_to(&mut packet);
+        packet.extend_from_slice(mad);
+        packet.extend_from_slice(&[0; Icrc::LEN]);
+        ends.seal(0, &mut packet);
+        match self.transmit_once(sock, &envelope, &packet, None) {
+            Outcome::Took | Outcome::Blocked => Ok(()),
+            Outcome::Refused(errno) => Err(Error::Unreachable {
+                address: (path.remote, to_port).into(),
+                errno,
+            }),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! What the port tells a person who asks.
+
+use super::Port;
+use crate::engine::Engine;
+use crate::error::Result;
+
+/// How RoCEv2 of this process gets on with this host.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RoceStatus {
+    /// The process's slot: the high 12 bits of its first queue pair numbers.
+    pub slot: u16,
+    /// What the kernel can do for the sockets, and whether it does.
+    pub offloads: Vec<(String, bool)>,
+    /// Who has UDP port 4791, by address family.
+    pub port_owners: Vec<(&'static str, String)>,
+    /// Octets that wait in the kernel at most until somebody receives them.
+    pub receive_room: usize,
+    /// What was sent, received and dropped since the process began: names and numbers.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// The state of RoCEv2 in this process. If nothing has used it so far, it is started.
+pub fn roce_status() -> Result<RoceStatus> {
+    let port = Port::get(Engine::get()?)?;
+    Ok(port.status())
+}
+
+impl Port {
+    pub(super) fn status(&self) -> RoceStatus {
+        RoceStatus {
+            slot: self.slot(),
+            offloads: self.offloads(),
+            port_owners: self.public_owners().into(),
+            receive_room: self.receive_room(),
+            counters: self.counters().list().into(),
+        }
+    }
+}
