@@ -142,11 +142,7 @@ impl Listener {
     }
 
     fn welcome(&self, engine: &Engine, socket: Socket, peer: SocketAddr) -> Result<()> {
-        let mut incomplete = self
-            .incomplete
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if incomplete.len() >= MAX_INCOMPLETE {
+        if self.incomplete().len() >= MAX_INCOMPLETE {
             return Ok(());
         }
         socket
@@ -181,17 +177,21 @@ impl Listener {
             request.refuse(&[]);
             return Err(error);
         }
-        incomplete.insert(token.as_u64(), request);
+        // Nobody else serves the request before this returns: it is the engine's thread that
+        // accepts, and that serves.
+        self.incomplete().insert(token.as_u64(), request);
         Ok(())
+    }
+
+    fn incomplete(&self) -> MutexGuard<'_, HashMap<u64, Arc<Request>>> {
+        self.incomplete
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn forget(&self, token: Option<Token>) {
         if let Some(token) = token {
-            let mut map = self
-                .incomplete
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            map.remove(&token.as_u64());
+            self.incomplete().remove(&token.as_u64());
         }
     }
 

@@ -16,6 +16,7 @@ use softverbs_proto::wr::{WcOpcode, WcStatus};
 use super::drive::Connection;
 use super::memory::QpMemory;
 use super::{Core, Iwarp, QpInner, Side};
+use crate::async_event::AsyncElement;
 use crate::async_event::AsyncEventKind;
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::IoList;
@@ -146,6 +147,8 @@ impl QpInner {
         self.send_cq.forget(self.qp_num);
         self.recv_cq.detach(&self.me);
         self.recv_cq.forget(self.qp_num);
+        let events = &self.pd.context().inner().async_events;
+        events.forget(AsyncElement::Qp(self.qp_num));
     }
 }
 

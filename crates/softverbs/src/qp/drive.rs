@@ -90,9 +90,18 @@ impl QpInner {
         let engine = self.engine;
         let source: Arc<dyn Source> = self.me.upgrade().expect("called on a living queue pair");
         let mut core = self.lock();
+        let state = core.state;
         let Side::Iwarp(iwarp) = &mut core.side else {
             return Err(Error::invalid("qp", "is not for iWARP"));
         };
+        // It may have been moved to the error state, or been connected by hand, meanwhile.
+        let ready = matches!(state, QpState::Init | QpState::Rtr | QpState::Rts);
+        if !ready || iwarp.connection.is_some() || iwarp.stream.negotiated().is_some() {
+            return Err(Error::invalid(
+                "qp",
+                format!("the queue pair is in {state}"),
+            ));
+        }
         let token = engine.sources.add(source);
         if let Err(error) = engine.watch(Set::Data, token, socket.as_fd(), EpollFlags::EPOLLIN) {
             engine.sources.remove(token);
