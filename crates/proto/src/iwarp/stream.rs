@@ -370,10 +370,10 @@ impl Stream {
 
     /// The first `octets` of `direct` were placed there.
     pub fn on_direct<M: Memory>(&mut self, now: Time, memory: &mut M, octets: usize) {
-        let _ = now;
+        let _ = (now, memory);
         if self.is_receiving() {
-            let result = self.placed_directly(memory, octets);
-            self.received(result);
+            self.placed_directly(octets);
+            self.received(Ok(()));
         }
     }
 

@@ -35,6 +35,8 @@ const DIRECT_MIN: usize = 4096;
 const DIRECT_TAIL: usize = 64;
 /// Octets gathered for one system call.
 const BATCH_LEN: usize = 1 << 20;
+/// The same with CRC, which copies: no more than stays in the core's cache.
+const CRC_BATCH_LEN: usize = 256 << 10;
 /// System calls on one connection before another one gets its turn.
 const BUDGET: usize = 32;
 /// How often a connection is polled before it counts as hot.
@@ -278,6 +280,8 @@ impl QpInner {
 
     fn send_frames(&self, core: &mut Iwarp) {
         let mut memory = QpMemory::new(self);
+        let crc = core.stream.negotiated().is_some_and(|agreed| agreed.crc);
+        let most = if crc { CRC_BATCH_LEN } else { BATCH_LEN };
         let now = self.engine.coarse_now();
         for _ in 0..BUDGET {
             let Some(connection) = &mut core.connection else {
@@ -294,7 +298,7 @@ impl QpInner {
                     now,
                     &mut memory,
                     &mut connection.batch,
-                    BATCH_LEN,
+                    most,
                     MAX_IOV - 8,
                 );
                 connection.sent = 0;
