@@ -218,3 +218,31 @@ fn values_beyond_what_the_kernel_takes_are_refused_at_once() {
     });
     drop(client);
 }
+
+#[test]
+fn strangers_leave_descriptors_for_the_application() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let _alone = alone();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    // Strangers come from this process, too, so it may open more than the listener reckons with.
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(1024), hard).unwrap();
+    let setup = Setup {
+        len: 64,
+        ..Setup::default()
+    };
+    let (channel, _listening, address) = listener(&setup);
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    let strangers: Vec<_> = (0..400)
+        .map(|_| std::net::TcpStream::connect(address).unwrap())
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open < 400 + 128 + 100, "{open} descriptors");
+    // Once they have gone, there is room again.
+    drop(strangers);
+    std::thread::sleep(Duration::from_millis(300));
+    let (client_channel, id) = resolved(&setup, address);
+    let client = equip(&setup, client_channel, id);
+    client.id.connect(&setup.param).unwrap();
+    expect(&channel, EventKind::ConnectRequest);
+}
