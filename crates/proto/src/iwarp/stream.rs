@@ -252,6 +252,7 @@ impl Stream {
                 self.phase = Phase::Draining;
                 self.rtr_deadline = None;
                 self.drain_deadline = Some(now + DRAIN_TIMEOUT);
+                self.drain_progress = false;
                 self.rx.stop();
                 self.responder.finish_current();
                 self.sq.flush_waiting();

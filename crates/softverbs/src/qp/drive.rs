@@ -397,6 +397,19 @@ fn is_retry(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
+impl Core {
+    /// Whether TCP has refused to take more.
+    pub(super) fn waits_for_room(&self) -> bool {
+        match &self.side {
+            Side::Iwarp(iwarp) => iwarp
+                .connection
+                .as_ref()
+                .is_some_and(|c| c.waiting_for_room),
+            Side::Roce(_) => false,
+        }
+    }
+}
+
 impl Connection {
     /// Gives TCP what it takes of the batch, in one system call.
     fn send(&mut self, memory: &QpMemory<'_>) -> Sent {
