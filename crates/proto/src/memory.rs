@@ -73,6 +73,23 @@ pub trait Memory {
     /// Copies out of registered memory.
     fn read(&self, key: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryFault>;
 
+    /// Copies out of registered memory, behind what is in `out`. Appends nothing on an error.
+    fn append(
+        &self,
+        key: Lkey,
+        addr: u64,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), MemoryFault> {
+        let start = out.len();
+        out.resize(start + len, 0);
+        let result = self.read(key, addr, &mut out[start..]);
+        if result.is_err() {
+            out.truncate(start);
+        }
+        result
+    }
+
     /// Copies into registered memory.
     fn write(&mut self, key: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryFault>;
 

@@ -221,6 +221,24 @@ impl MrTable {
             .copy_out(addr, out, pd)
     }
 
+    /// Copies out of a region, behind what is in `out`; nothing is appended on an error. Spares the
+    /// zeroing that a slice to read into would need.
+    pub(crate) fn append(
+        &self,
+        key: Lkey,
+        addr: u64,
+        len: usize,
+        out: &mut Vec<u8>,
+        pd: u32,
+    ) -> std::result::Result<(), MemoryFault> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.pin(key.get())
+            .ok_or(MemoryFault::InvalidKey)?
+            .append_to(addr, len, out, pd)
+    }
+
     /// Copies into a region. Nothing is checked if there is nothing to copy.
     pub(crate) fn write(
         &self,

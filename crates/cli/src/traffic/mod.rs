@@ -41,6 +41,12 @@ fn sleeps(plan: &TrafficPlan, workload: &Workload) -> bool {
     plan.events && !(workload.metric == Metric::Latency && workload.verb == Verb::Write)
 }
 
+/// Whether the server's memory is written or read without its doing anything. It then always
+/// sleeps: polling would only take a core from those who work.
+fn is_target(workload: &Workload) -> bool {
+    workload.metric == Metric::Bandwidth && workload.verb != Verb::Send && !workload.bidirectional
+}
+
 /// What an end says about its round.
 fn result_of(round: u32, tally: Tally) -> RoundResult {
     RoundResult {

@@ -9,7 +9,7 @@ use super::bandwidth;
 use super::endpoint::Endpoint;
 use super::layout::Layout;
 use super::progress::Progress;
-use super::{judge, latency, result_of, sleeps};
+use super::{is_target, judge, latency, result_of, sleeps};
 use crate::deadline::Deadline;
 use crate::exchange::{CmControl, Control, LaneKeys, Message, TcpControl, unexpected};
 use crate::fabric::{Cm, Listeners, announce, device_address, show, show_peer, unwanted};
@@ -282,7 +282,7 @@ impl Client {
                 let context = id
                     .verbs()
                     .ok_or_else(|| Failure::run("a request has no device"))?;
-                let events = sleeps(plan, &workload);
+                let events = sleeps(plan, &workload) || is_target(&workload);
                 none.insert(Endpoint::new(
                     &context,
                     workload,

@@ -266,24 +266,18 @@ impl Framer {
 
 /// Appends a copy of the payload.
 fn copy<M: Memory>(memory: &M, payload: Source<'_>, to: &mut Vec<u8>) -> Result<(), MemoryFault> {
-    let mut read = |key, addr, len| {
-        let start = to.len();
-        to.resize(start + len, 0);
-        memory.read(key, addr, &mut to[start..])
-    };
     match payload {
         Source::None => Ok(()),
         Source::Inline(octets) => {
             to.extend_from_slice(octets);
             Ok(())
         }
-        Source::Local { sges, offset, len } => {
-            parts(sges, offset, len).try_for_each(|(key, addr, len)| read(key, addr, len))
-        }
+        Source::Local { sges, offset, len } => parts(sges, offset, len)
+            .try_for_each(|(key, addr, len)| memory.append(key, addr, len, to)),
         Source::Remote { len: 0, .. } => Ok(()),
         Source::Remote { key, addr, len } => {
             memory.check_remote(key, addr, len as u64, Access::REMOTE_READ)?;
-            read(Lkey::new(key.get()), addr, len)
+            memory.append(Lkey::new(key.get()), addr, len, to)
         }
     }
 }

@@ -259,6 +259,26 @@ impl<'a> Pin<'a> {
         Ok(())
     }
 
+    /// See [`MrTable::append`].
+    pub(crate) fn append_to(
+        &self,
+        addr: u64,
+        len: usize,
+        out: &mut Vec<u8>,
+        pd: u32,
+    ) -> Result<(), MemoryFault> {
+        let from = self.range(addr, len, Access::empty(), pd)?;
+        out.reserve(len);
+        let room = out.spare_capacity_mut();
+        // SAFETY: as in `copy_out`: `range` has checked these octets, and the pin keeps them valid.
+        // `room` is at least as long, and octets of a `MaybeUninit` may be written through a cast.
+        unsafe { ptr::copy(from, room.as_mut_ptr().cast(), len) };
+        let filled = out.len() + len;
+        // SAFETY: the capacity was reserved, and the octets up to `filled` have just been written.
+        unsafe { out.set_len(filled) };
+        Ok(())
+    }
+
     /// Copies into the region, for whoever has the rights `need`.
     pub(crate) fn copy_in(
         &self,

@@ -174,6 +174,12 @@ fn copies_exactly_and_touches_nothing_on_an_error() {
     let refused = table.write(lkey(whole), base, &[0], PD);
     assert_eq!(refused, Err(MemoryFault::Access));
 
+    let mut appended = vec![7];
+    table.append(key, 5, 100, &mut appended, PD).unwrap();
+    assert_eq!(appended[1..], expected[PAGE + 3..PAGE + 103]);
+    let refused = table.append(key, 5, 101, &mut appended, PD);
+    assert_eq!((refused, appended.len()), (Err(MemoryFault::Bounds), 101));
+
     let (pin, start) = table.iovec(key, 15, 90, Access::LOCAL_WRITE, PD).unwrap();
     assert_eq!(start, region.base.wrapping_add(10));
     assert_eq!((pin.addr(), pin.len(), pin.pd()), (5, 100, PD));

@@ -59,6 +59,16 @@ impl Memory for QpMemory<'_> {
         self.regions.read(key, addr, out, self.pd)
     }
 
+    fn append(
+        &self,
+        key: Lkey,
+        addr: u64,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), MemoryFault> {
+        self.regions.append(key, addr, len, out, self.pd)
+    }
+
     fn write(&mut self, key: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryFault> {
         self.regions.write(key, addr, data, self.pd)
     }
