@@ -65,6 +65,8 @@ pub(crate) struct Engine {
     deferred_any: AtomicBool,
     /// Queue pairs that are polled so often that epoll need not watch them.
     hot: Mutex<Vec<Weak<QpInner>>>,
+    /// Large amounts were received: set by connections, read by the engine's thread.
+    pub(crate) bulk: AtomicBool,
     /// Sockets in `data`.
     connections: AtomicUsize,
 }
@@ -113,6 +115,7 @@ impl Engine {
             deferred: Mutex::default(),
             deferred_any: AtomicBool::new(false),
             hot: Mutex::default(),
+            bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         })
     }

@@ -15,6 +15,11 @@ use crate::error::{Error, Result};
 /// time after which it takes over when they stop.
 pub(crate) const BACK_OFF: Duration = Duration::from_micros(100);
 
+/// How long the thread looks for more of a stream before it sleeps.
+const LOOK_AGAIN: Duration = Duration::from_micros(30);
+/// How long it serves streams before it looks after everything else.
+const TURN: Duration = Duration::from_millis(1);
+
 /// Its slice of a core: short, so that it preempts threads that spin on memory.
 const SLICE: Duration = Duration::from_micros(100);
 
@@ -65,12 +70,32 @@ impl Engine {
                 let polled_meanwhile = self.polls.load(Ordering::Relaxed) != seen
                     && self.armed.load(Ordering::SeqCst) == 0;
                 if data && !polled_meanwhile {
-                    self.poll_data();
+                    self.serve_stream();
                 }
             } else {
                 self.flush_deferred();
                 self.cool(false);
                 self.serve_neglected();
+            }
+        }
+    }
+
+    /// Serves ready connections. While large amounts arrive it looks again for a moment instead of
+    /// sleeping at once: the next octets come before a sleep and a wake-up would be over.
+    fn serve_stream(&self) {
+        let begin = self.now();
+        let mut last = begin;
+        self.bulk.store(false, Ordering::Relaxed);
+        self.poll_data();
+        while self.bulk.load(Ordering::Relaxed) {
+            let now = self.now();
+            if now - last > LOOK_AGAIN || now - begin > TURN {
+                return;
+            }
+            if self.poll_data() > 0 {
+                last = now;
+            } else {
+                std::hint::spin_loop();
             }
         }
     }

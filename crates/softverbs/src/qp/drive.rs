@@ -37,6 +37,8 @@ const DIRECT_TAIL: usize = 64;
 const BATCH_LEN: usize = 1 << 20;
 /// The same with CRC, which copies: no more than stays in the core's cache.
 const CRC_BATCH_LEN: usize = 256 << 10;
+/// Octets in one system call that make a stream of it.
+const BULK: usize = 16 << 10;
 /// System calls on one connection before another one gets its turn.
 const BUDGET: usize = 32;
 /// How often a connection is polled before it counts as hot.
@@ -256,6 +258,9 @@ impl QpInner {
                         return;
                     }
                     Ok(got) => {
+                        if got >= BULK {
+                            self.engine.bulk.store(true, Ordering::Relaxed);
+                        }
                         let placed = got.min(placed_most);
                         if placed > 0 {
                             core.stream.on_direct(now, &mut memory, placed);
