@@ -290,10 +290,10 @@ fn make_private(path: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => (),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (),
-        Err(error) => return Err(Error::from_call("mkdir")(error)),
+        Err(error) => return Err(unusable(path, &error)),
     }
     // Not through a link, which another user could have put there.
-    let found = fs::symlink_metadata(path).map_err(Error::from_call("lstat"))?;
+    let found = fs::symlink_metadata(path).map_err(|error| unusable(path, &error))?;
     let ours = found.is_dir() && found.uid() == sys::effective_uid();
     if !ours || found.mode() & 0o077 != 0 {
         return Err(Error::invalid(
@@ -305,6 +305,10 @@ fn make_private(path: &Path) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+fn unusable(path: &Path, error: &io::Error) -> Error {
+    Error::invalid("runtime folder", format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::{PUBLIC_V4, Port, RELAY};
 use crate::engine::Engine;
 
 /// Calls of one burst; the acknowledges go out after it.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 3;
 /// The first call of a burst is small: mostly there is one packet.
 const FIRST_ROUND: usize = 2;
 /// An application thread looks at all sockets once in so many polls, a power of two.

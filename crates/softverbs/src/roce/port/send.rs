@@ -180,7 +180,8 @@ enum Outcome {
 }
 
 impl Port {
-    /// The socket and the ends of a path to a UDP port.
+    /// The socket and the ends of a path to a UDP port. Nothing if its addresses are of different
+    /// families, of one that this host does not have, or not known: the ICRC covers them.
     fn ends(&self, path: &SendPath, to_port: u16) -> Option<(&Sock, Ends, Envelope)> {
         let which = if path.remote.is_ipv6() {
             PRIVATE_V6
@@ -188,6 +189,9 @@ impl Port {
             PRIVATE_V4
         };
         let sock = self.socks[which].get()?;
+        if path.local.is_unspecified() || path.remote.is_unspecified() {
+            return None;
+        }
         let ends = Ends::new((path.local, sock.port), (path.remote, to_port))?;
         let to: SocketAddr = match path.remote {
             IpAddr::V6(remote) => SocketAddrV6::new(remote, to_port, 0, path.interface).into(),
@@ -224,7 +228,7 @@ impl Port {
     pub(super) fn send_packets(&self, packets: &impl Packets, path: &SendPath) -> Sent {
         let Some((sock, ends, envelope)) = self.ends(path, self.route(path)) else {
             return Sent::Lost {
-                errno: libc::EAFNOSUPPORT,
+                errno: libc::EADDRNOTAVAIL,
             };
         };
         let mut took = 0;
@@ -353,7 +357,7 @@ impl Port {
         let Some((sock, ends, envelope)) = self.ends(path, to_port) else {
             return Err(Error::Unreachable {
                 address: (path.remote, to_port).into(),
-                errno: libc::EAFNOSUPPORT,
+                errno: libc::EADDRNOTAVAIL,
             });
         };
         let mut packet = Vec::with_capacity(MAD_LEN + 32);

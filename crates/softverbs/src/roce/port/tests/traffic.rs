@@ -329,7 +329,8 @@ fn what_cannot_be_sent() {
         one.send_packets(&Octets(vec![packet(qpn, 0, len); 3]), &path)
     };
     let lost = |errno| Sent::Lost { errno };
-    assert_eq!(send("127.0.0.1", "::1", 8), lost(libc::EAFNOSUPPORT));
+    assert_eq!(send("127.0.0.1", "::1", 8), lost(libc::EADDRNOTAVAIL));
+    assert_eq!(send("0.0.0.0", "127.0.0.1", 8), lost(libc::EADDRNOTAVAIL));
     // Longer than a datagram can be.
     assert_eq!(send("127.0.0.1", "127.0.0.1", 65_600), lost(libc::EMSGSIZE));
     let Sent::Lost { .. } = send("127.0.0.1", "192.0.2.1", 8) else {
