@@ -51,7 +51,7 @@ impl<'a> Client<'a> {
 
     fn connect(plan: &'a TrafficPlan, peer: SocketAddr) -> Outcome<Self> {
         let source = device_address(&plan.local, Some(peer))?;
-        let cm = Cm::new(plan.timeout)?;
+        let cm = Cm::new(plan.timeout, plan.transport)?;
         let session = RandomState::new().hash_one(peer);
         let hello = Message::Hello {
             session,
