@@ -441,8 +441,10 @@ impl QpInner {
 }
 
 impl PacketSink for QpInner {
-    fn packet(&self, now: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
+    fn packet(&self, _: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
         let mut core = self.lock();
+        // The exact time, as for sending: round trips are measured between the two.
+        let now = self.engine.now();
         let Some(roce) = core.roce() else { return };
         if !roce.is_from_peer(from) {
             return;
