@@ -84,6 +84,16 @@ fn mismatches_are_refused_with_the_reason_at_both_ends() {
 }
 
 #[test]
+fn the_reason_survives_a_host_with_several_addresses() {
+    for exchange in ["", "--tcp-exchange"] {
+        let (server, port) =
+            Running::serve(softverbs(&format!("bw --server -p 0 -q 4 {exchange}")));
+        sv(&format!("bw localhost -p {port} {exchange}")).failed("-q 4");
+        server.finish().failed("-q 4");
+    }
+}
+
+#[test]
 fn one_end_exchanges_over_tcp_and_the_other_does_not() {
     let (server, port) = Running::serve(softverbs("bw --server -p 0 --tcp-exchange"));
     bounded(sv(&format!("bw 127.0.0.1 -p {port} --timeout 3"))).failed("127.0.0.1");
@@ -97,6 +107,17 @@ fn one_end_exchanges_over_tcp_and_the_other_does_not() {
     .failed("127.0.0.1");
     sv(&format!("bw 127.0.0.1 -p {port} -n 10")).ok();
     server.finish().ok();
+}
+
+#[test]
+fn half_a_message_does_not_keep_a_server_from_others() {
+    use std::io::Write;
+    let (server, port) = Running::serve(softverbs("bw --server -p 0 --tcp-exchange --timeout 1"));
+    let mut stranger = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stranger.write_all(b"SVXC").unwrap();
+    bounded(sv(&format!("bw 127.0.0.1 -p {port} --tcp-exchange -n 10"))).ok();
+    server.finish().ok();
+    drop(stranger);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 use common::raw::{header, read_request, segments, terminate, untagged, victim};
 use common::requests::*;
 use common::*;
-use softverbs_proto::iwarp::negotiate::RtrKind;
+use softverbs_proto::iwarp::negotiate::{Negotiated, RtrKind};
 use softverbs_proto::iwarp::stream::{CloseCause, DRAIN_TIMEOUT, Role};
 use softverbs_proto::transmit::TxBatch;
 use softverbs_proto::wr::{SendOp, WcOpcode, WcStatus};
@@ -142,7 +142,11 @@ fn after_disconnect_the_peer_is_not_heard() {
     let mut batch = TxBatch::new();
     end.stream
         .poll_transmit(at(0), &mut end.memory, &mut batch, 1 << 20, 1024);
+    // Payload is about to be placed directly.
+    end.feed(at(0), &raw::send(true, 1, 4, &[7; 40])[..22]);
+    assert!(end.stream.direct().is_some());
     end.stream.disconnect(at(0));
+    assert!(end.stream.direct().is_none());
     end.drain();
     assert!(!end.is_closed(), "TCP has not taken the message");
     assert_eq!(
@@ -273,6 +277,29 @@ fn the_end_of_the_peer_in_the_middle_is_a_loss() {
     end.eof(false);
     assert_eq!(end.closed_for(), "Some(Lost)", "before the RTR");
     assert_eq!(end.times_established(), 0);
+}
+
+#[test]
+fn half_an_fpdu_with_markers_is_the_middle_too() {
+    let markers = |markers_out, markers_in| Negotiated {
+        markers_out,
+        markers_in,
+        ..agreed()
+    };
+    let mut pair = loaded(markers(true, false));
+    pair.a.post(send(1));
+    pair.a.flush();
+    for cut in [0, 1, 4, 20, pair.a.record.len() - 1, pair.a.record.len()] {
+        let mut end = victim(markers(false, true));
+        end.feed(at(0), &pair.a.record[..cut]);
+        end.eof(false);
+        let whole = cut == 0 || cut == pair.a.record.len();
+        assert_eq!(
+            end.closed_for(),
+            if whole { "None" } else { "Some(Lost)" },
+            "{cut}"
+        );
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use softverbs_proto::wr::SendOp;
 use softverbs_wire::codec::Parsed;
 use softverbs_wire::mpa::Fpdu;
 use softverbs_wire::num::{Lkey, Msn};
+use softverbs_wire::rdmap::Opcode;
 
 /// What `a` transmits for one message of `len` octets.
 fn frames_of(
@@ -357,6 +358,49 @@ fn direct_names_the_rest_of_the_payload() {
     assert!(end.stream.direct().is_none(), "the trailer follows");
     end.feed(at(0), &frame[116..]);
     assert_eq!(end.closed_for(), "open");
+}
+
+#[test]
+fn direct_ends_with_the_payload_and_with_the_stream() {
+    // An owner who claims more than there was.
+    let mut end = victim(agreed());
+    let frame = raw::write(true, 1, 0x1010, &[7; 100]);
+    end.feed(at(0), &frame[..90]);
+    end.stream.on_direct(at(0), &mut end.memory, 1000);
+    assert!(end.stream.direct().is_none());
+    end.feed(at(0), &frame[116..]);
+    assert_eq!(end.closed_for(), "open");
+    // Memory that goes in the middle of the payload.
+    let mut end = victim(agreed());
+    end.feed(at(0), &frame[..50]);
+    end.memory.region_mut(1).valid = false;
+    end.feed(at(0), &frame[50..60]);
+    assert!(end.stream.direct().is_none());
+    let triple = end.terminate().unwrap().code.to_triple();
+    assert_eq!((triple.layer, triple.etype, triple.code), (1, 1, 0));
+}
+
+#[test]
+fn empty_segments_of_a_write_say_nothing_about_its_place() {
+    let mut end = victim(agreed());
+    let segments = [
+        raw::write(false, 77, 5, b""),
+        raw::write(false, 1, 0x1000, b"abcd"),
+        raw::write(false, 77, 5, b""),
+        raw::write(false, 1, 0x1004, b"efgh"),
+        raw::write(true, 77, 5, b""),
+    ];
+    for segment in segments {
+        end.feed(at(0), &segment);
+    }
+    assert_eq!(end.closed_for(), "open");
+    assert_eq!(end.memory.octets(1)[..8], *b"abcdefgh");
+    // All of them are one message.
+    end.feed(
+        at(0),
+        &raw::untagged(raw::header(Opcode::IMMEDIATE, true, 1, 0), &[0; 8]),
+    );
+    assert_eq!(end.received[0].byte_len, 8);
 }
 
 #[test]

@@ -350,3 +350,76 @@ fn the_passive_side_may_send_in_answer_to_the_rtr_only() {
     assert_eq!(pair.a.log, ["established", "recv 0 Success"]);
     assert_eq!(messages(&pair.a), [42]);
 }
+
+/// The same FPDU on a connection without CRC.
+fn without_crc(mut fpdu: Vec<u8>) -> Vec<u8> {
+    let end = fpdu.len();
+    fpdu[end - 4..].fill(0);
+    fpdu
+}
+
+/// Linux' siw overlooks an FPDU that comes right behind its MPA reply, until another one comes.
+#[test]
+fn an_initiator_that_hears_nothing_reminds_its_peer() {
+    let reminder = without_crc(write(true, 1, 0, &[]));
+    for kind in KINDS {
+        let mut pair = Pair::detached(config(), Link::Whole, 1);
+        post_receives(&mut pair);
+        pair.a
+            .stream
+            .attach(at(0), Role::Initiator, peer_to_peer(kind), LARGEST);
+        pair.a.post(inline(1, SendOp::Send, &[7]));
+        pair.a.transmit(at(0), 1 << 20, 64);
+        let first = core::mem::take(&mut pair.a.record);
+        let mut reminded = Vec::new();
+        while let Some(deadline) = pair.a.stream.deadline() {
+            pair.a.stream.on_timeout(deadline);
+            pair.a.transmit(deadline, 1 << 20, 64);
+            assert_eq!(core::mem::take(&mut pair.a.record), reminder);
+            reminded.push(deadline);
+        }
+        assert_eq!(reminded, [at(10), at(50), at(210), at(850)], "{kind:?}");
+        // The peer takes all of it for one message, and its answer ends the reminding.
+        let role = Role::Responder {
+            grace: GRACE,
+            rtr_timeout: RTR_TIMEOUT,
+        };
+        pair.b
+            .stream
+            .attach(at(0), role, peer_to_peer(kind), LARGEST);
+        pair.b.feed(at(900), &first);
+        for _ in reminded {
+            pair.b.feed(at(900), &reminder);
+        }
+        pair.b.drain();
+        assert_eq!(messages(&pair.b), [7]);
+        assert!(!pair.b.is_closed());
+    }
+}
+
+#[test]
+fn nobody_is_reminded_once_heard_or_in_the_middle_of_a_message() {
+    let mut pair = Pair::detached(config(), Link::Whole, 1);
+    post_receives(&mut pair);
+    pair.a
+        .stream
+        .attach(at(0), Role::Initiator, agreed(), LARGEST);
+    assert_eq!(pair.a.stream.deadline(), None, "nothing was sent");
+    pair.a
+        .memory
+        .add(5, 0, VecMemory::all_access(), &[1; 200_000]);
+    let to = SendOp::Write {
+        remote_addr: 0,
+        rkey: rkey(9),
+    };
+    pair.a.post(wr(1, to, sge(5, 0, 200_000)));
+    pair.a.transmit(at(0), 1, 64);
+    pair.a.stream.on_timeout(at(10));
+    pair.a.record.clear();
+    pair.a.transmit(at(10), 1 << 20, 64);
+    let reminder = without_crc(write(true, 1, 0, &[]));
+    assert!(pair.a.record.ends_with(&reminder), "behind the message");
+    assert!(pair.a.record.len() > 130_000);
+    pair.a.feed(at(11), &without_crc(send(true, 1, 0, &[1])));
+    assert_eq!(pair.a.stream.deadline(), None);
+}

@@ -78,6 +78,7 @@ fn nobody_listens() {
     client.id.connect(&setup.param).unwrap();
     let event = next_event(&client.channel);
     assert_eq!((event.kind(), event.status()), (EventKind::Rejected, -111));
+    assert!(!event.is_consumer_reject());
     // What was posted has been flushed.
     assert_eq!(client.completions(1)[0].status, WcStatus::WrFlushErr);
     no_event(&client.channel, Duration::from_millis(20));
@@ -90,6 +91,7 @@ fn rejected_with_private_data() {
     server.id.reject(b"no, thank you").unwrap();
     let event = next_event(&client.channel);
     assert_eq!((event.kind(), event.status()), (EventKind::Rejected, -111));
+    assert!(event.is_consumer_reject());
     assert_eq!(event.private_data(), b"no, thank you");
     assert_eq!(server.id.accept(&setup.param).unwrap_err().errno(), 22);
     no_event(&server.channel, Duration::from_millis(20));

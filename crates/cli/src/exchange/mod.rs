@@ -32,15 +32,11 @@ impl Control {
         }
     }
 
-    /// Waits for a message. A refusal, of whatever, is a failure.
+    /// Waits for a message.
     pub(crate) fn receive(&mut self, timeout: Duration) -> Outcome<Message> {
-        let message = match self {
+        match self {
             Self::Cm(control) => control.receive(timeout),
             Self::Tcp(control) => control.receive(timeout),
-        }?;
-        match message {
-            Message::Refuse(reason) => Err(Failure::run(format!("refused by the peer: {reason}"))),
-            message => Ok(message),
         }
     }
 
@@ -53,8 +49,11 @@ impl Control {
     }
 }
 
-/// A message came that makes no sense now.
+/// Another message came than the one that should: a refusal, or one that makes no sense now.
 pub(crate) fn unexpected(message: &Message, instead_of: &str) -> Failure {
+    if let Message::Refuse(reason) = message {
+        return Failure::run(format!("refused by the peer: {reason}"));
+    }
     Failure::run(format!(
         "the peer sent {} instead of {instead_of}",
         message.name()

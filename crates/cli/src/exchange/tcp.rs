@@ -12,6 +12,9 @@ use crate::deadline::Deadline;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 
+/// How long a message that has begun may take to be complete, at least.
+const REST_OF_MESSAGE: Duration = Duration::from_secs(1);
+
 /// A TCP connection that carries the exchange.
 #[derive(Debug)]
 pub(crate) struct TcpControl {
@@ -96,6 +99,9 @@ impl TcpControl {
 
     pub(super) fn receive(&mut self, timeout: Duration) -> Outcome<Message> {
         let deadline = Deadline::after(timeout);
+        // Who has begun a message may finish it, even for a caller that only wants to look; but
+        // not without end.
+        let rest = Deadline::after(timeout.max(REST_OF_MESSAGE));
         let mut buffer = [0; 512];
         loop {
             if let Some(message) = self.whole_message()? {
@@ -112,7 +118,7 @@ impl TcpControl {
                     ) => {}
                 Err(_) => return Err(lost()),
             }
-            if deadline.passed() && self.received.is_empty() {
+            if deadline.passed() && (self.received.is_empty() || rest.passed()) {
                 return Err(silence(timeout));
             }
         }

@@ -1,5 +1,6 @@
 //! Events with time limits, and connecting.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -83,26 +84,28 @@ impl Cm {
         }
     }
 
-    /// Waits for an event of `id`. Any other event of it is a failure; events of other identifiers
-    /// are not expected and dropped.
-    pub(crate) fn wait(&self, id: &CmId, wanted: Wanted) -> Outcome<CmEvent> {
+    /// Waits for the next event of `id`. Events of other identifiers are not expected meanwhile,
+    /// and dropped.
+    fn next_of(&self, id: &CmId, doing: &str) -> Outcome<CmEvent> {
         let deadline = Deadline::after(self.timeout);
-        loop {
-            let Some(event) = self.next(deadline)? else {
-                return Err(Failure::run(format!(
-                    "no answer within {} s while {}",
-                    self.timeout.as_secs_f64(),
-                    wanted.doing
-                )));
-            };
-            if !event.id().same_as(id) {
-                continue;
-            }
-            if event.kind() == wanted.kind {
+        while let Some(event) = self.next(deadline)? {
+            if event.id().same_as(id) {
                 return Ok(event);
             }
-            return Err(unwanted(&event, wanted.doing));
         }
+        Err(Failure::run(format!(
+            "no answer within {} s while {doing}",
+            self.timeout.as_secs_f64(),
+        )))
+    }
+
+    /// Waits for an event of `id`. Any other event of it is a failure.
+    pub(crate) fn wait(&self, id: &CmId, wanted: Wanted) -> Outcome<CmEvent> {
+        let event = self.next_of(id, wanted.doing)?;
+        if event.kind() == wanted.kind {
+            return Ok(event);
+        }
+        Err(unwanted(&event, wanted.doing))
     }
 }
 
@@ -138,15 +141,28 @@ impl<'a> Dial<'a> {
         Ok(Self { cm, id })
     }
 
-    /// Connects and returns the private data of the answer.
-    pub(crate) fn connect(&self, param: &ConnParam) -> Outcome<Vec<u8>> {
+    /// Connects.
+    pub(crate) fn connect(&self, param: &ConnParam) -> Outcome<()> {
         self.id.connect(param)?;
         let established = Wanted {
             kind: EventKind::Established,
             doing: "connecting",
         };
-        let event = self.cm.wait(&self.id, established)?;
-        Ok(event.private_data().to_vec())
+        self.cm.wait(&self.id, established).map(drop)
+    }
+
+    /// Connects with a message of the exchange and returns the server's answer, which came with
+    /// its accept, or is a refusal that came with its reject.
+    pub(crate) fn ask(&self, question: &Message) -> Outcome<Message> {
+        self.id
+            .connect(&ConnParam::with_private_data(question.encode()))?;
+        let event = self.cm.next_of(&self.id, "connecting")?;
+        match (event.kind(), Message::decode(event.private_data())) {
+            (EventKind::Established, Ok(answer)) => Ok(answer),
+            (EventKind::Established, Err(error)) => Err(Failure::run(error.to_string())),
+            (EventKind::Rejected, Ok(refusal @ Message::Refuse(_))) => Ok(refusal),
+            _ => Err(unwanted(&event, "connecting")),
+        }
     }
 }
 
@@ -157,8 +173,11 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
     }
     let timed_out = event.status() == -errno::ETIMEDOUT;
     Failure::run(match (event.kind(), event.status().saturating_neg()) {
+        (EventKind::Rejected, _) if event.is_consumer_reject() => {
+            "the peer rejected the connection".to_owned()
+        }
         (EventKind::Rejected, errno::ECONNREFUSED | NO_SUCH_SERVICE) => {
-            "connection refused: does a server listen there?".to_owned()
+            "connection refused: no server listens there".to_owned()
         }
         (EventKind::Rejected, errno::ECONNRESET) | (EventKind::Disconnected, _) => {
             format!("the peer closed the connection while {doing}")
@@ -169,7 +188,12 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
         (EventKind::ConnectError, errno::EINVAL | errno::EPROTO) => {
             format!("the peer does not answer as an iWARP peer does, while {doing}")
         }
-        (EventKind::Unreachable, status) => format!("the peer cannot be reached (status {status})"),
+        (EventKind::Unreachable, status) => {
+            format!(
+                "the peer cannot be reached: {}",
+                io::Error::from_raw_os_error(status)
+            )
+        }
         (kind, _) => format!("{} (status {}) while {doing}", kind.name(), event.status()),
     })
 }

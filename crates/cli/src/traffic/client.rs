@@ -4,12 +4,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::stdout;
 use std::net::SocketAddr;
 
-use softverbs::cm::ConnParam;
-
-use super::bandwidth::{self, Tally};
+use super::bandwidth;
 use super::endpoint::Endpoint;
 use super::progress::Progress;
-use super::{judge, latency, sleeps, with_findings};
+use super::{judge, latency, result_of, sleeps};
 use crate::exchange::{CmControl, Control, Message, RoundResult, TcpControl, unexpected};
 use crate::fabric::{Cm, Dial, device_address};
 use crate::failure::{Failure, Outcome};
@@ -37,58 +35,24 @@ struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// A host may have several addresses: the first that answers is taken.
+    /// Connects to the first of `peers` that can be reached.
     fn connect_any(plan: &'a TrafficPlan, peers: &[SocketAddr]) -> Outcome<Self> {
+        let cm = Cm::new(plan.timeout, plan.transport)?;
+        let session = RandomState::new().hash_one(peers);
         let mut last = Failure::run("no address to connect to");
         for peer in peers {
-            match Self::connect(plan, *peer) {
+            match greet(plan, &cm, *peer, session) {
+                // What it said holds, whatever the other addresses may be.
+                Ok((control, answer)) => {
+                    let port = port_of(answer, session)?;
+                    let end = connect_lanes(plan, &cm, with_port(*peer, port), session)?;
+                    return Ok(Self { plan, control, end });
+                }
                 Err(failure @ Failure::Run(_)) => last = failure,
-                other => return other,
+                Err(failure) => return Err(failure),
             }
         }
         Err(last)
-    }
-
-    fn connect(plan: &'a TrafficPlan, peer: SocketAddr) -> Outcome<Self> {
-        let source = device_address(&plan.local, Some(peer))?;
-        let cm = Cm::new(plan.timeout, plan.transport)?;
-        let session = RandomState::new().hash_one(peer);
-        let hello = Message::Hello {
-            session,
-            workload: plan.workload,
-        };
-        let (control, welcome) = if plan.tcp_exchange {
-            let mut control = Control::Tcp(TcpControl::connect(peer, plan.timeout)?);
-            control.send(&hello)?;
-            let welcome = control.receive(plan.timeout)?;
-            (control, welcome)
-        } else {
-            let dial = Dial::resolve(&cm, peer, source, &[])?;
-            let control = CmControl::new(dial.id.clone())?;
-            let answer = dial.connect(&ConnParam::with_private_data(hello.encode()))?;
-            (Control::Cm(control), decode(&answer)?)
-        };
-        let port = match welcome {
-            Message::Welcome {
-                session: theirs,
-                port,
-            } if theirs == session => port,
-            Message::Refuse(reason) => {
-                return Err(Failure::run(format!("refused by the peer: {reason}")));
-            }
-            other => return Err(unexpected(&other, "Welcome")),
-        };
-        let data_peer = SocketAddr::new(peer.ip(), port);
-        let data_peer = match peer {
-            // The scope of a link-local address is to be kept.
-            SocketAddr::V6(mut v6) => {
-                v6.set_port(port);
-                v6.into()
-            }
-            SocketAddr::V4(_) => data_peer,
-        };
-        let end = connect_lanes(plan, &cm, data_peer, source, session)?;
-        Ok(Self { plan, control, end })
     }
 
     /// Measures messages of one size. The verdict on the payload comes beside the figures, which
@@ -136,35 +100,67 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Connects the queue pairs, one after the other.
-fn connect_lanes(
+/// Opens the exchange with a server; returns its answer.
+fn greet(
     plan: &TrafficPlan,
     cm: &Cm,
     peer: SocketAddr,
-    source: Option<SocketAddr>,
     session: u64,
-) -> Outcome<Endpoint> {
+) -> Outcome<(Control, Message)> {
+    let hello = Message::Hello {
+        session,
+        workload: plan.workload,
+    };
+    if plan.tcp_exchange {
+        let mut control = Control::Tcp(TcpControl::connect(peer, plan.timeout)?);
+        control.send(&hello)?;
+        let answer = control.receive(plan.timeout)?;
+        return Ok((control, answer));
+    }
+    let source = device_address(&plan.local, Some(peer))?;
+    let dial = Dial::resolve(cm, peer, source, &[])?;
+    let control = CmControl::new(dial.id.clone())?;
+    let answer = dial.ask(&hello)?;
+    Ok((Control::Cm(control), answer))
+}
+
+/// The port at which the server expects the queue pairs.
+fn port_of(answer: Message, session: u64) -> Outcome<u16> {
+    match answer {
+        Message::Welcome {
+            session: theirs,
+            port,
+        } if theirs == session => Ok(port),
+        other => Err(unexpected(&other, "Welcome")),
+    }
+}
+
+/// The same address (with the scope of a link-local one) and another port.
+fn with_port(mut peer: SocketAddr, port: u16) -> SocketAddr {
+    peer.set_port(port);
+    peer
+}
+
+/// Connects the queue pairs, one after the other.
+fn connect_lanes(plan: &TrafficPlan, cm: &Cm, peer: SocketAddr, session: u64) -> Outcome<Endpoint> {
     let workload = plan.workload;
+    let source = device_address(&plan.local, Some(peer))?;
     let options = Endpoint::options(&workload);
     let mut endpoint: Option<Endpoint> = None;
     for index in 0..workload.qps {
-        let connect = || -> Outcome<()> {
+        let mut connect = || -> Outcome<()> {
             let dial = Dial::resolve(cm, peer, source, &options)?;
             let end = match &mut endpoint {
                 Some(end) => end,
                 none => {
-                    let context = dial
-                        .id
-                        .verbs()
-                        .ok_or_else(|| Failure::run("the route has no device"))?;
+                    let context = dial.id.verbs();
+                    let context = context.ok_or_else(|| Failure::run("the route has no device"))?;
                     let events = sleeps(plan, &workload);
                     none.insert(Endpoint::new(&context, workload, session, true, events)?)
                 }
             };
-            let keys = end.add_lane(dial.id.clone())?;
-            let answer =
-                dial.connect(&ConnParam::with_private_data(Message::Lane(keys).encode()))?;
-            match decode(&answer)? {
+            let own = end.add_lane(dial.id.clone())?;
+            match dial.ask(&Message::Lane(own))? {
                 Message::LaneAccept(keys) if keys.session == session && keys.index == index => {
                     end.lanes[usize::from(index)].peer = Some(keys);
                     Ok(())
@@ -172,22 +168,9 @@ fn connect_lanes(
                 other => Err(unexpected(&other, "LaneAccept")),
             }
         };
-        let mut connect = connect;
         connect().map_err(|failure| failure.while_doing(&format!("queue pair {index}")))?;
     }
     endpoint.ok_or_else(|| Failure::run("no queue pairs"))
-}
-
-/// What this end says about its round.
-fn result_of(round: u32, tally: Tally) -> RoundResult {
-    let result = RoundResult {
-        round,
-        messages: tally.messages,
-        elapsed: tally.elapsed,
-        peak: tally.peak_octets(),
-        ..RoundResult::default()
-    };
-    with_findings(result, tally.findings)
 }
 
 /// The figures of one round: of both directions, if there were two.
@@ -206,8 +189,4 @@ fn bandwidth_of(
     } else {
         one(own)
     }
-}
-
-fn decode(octets: &[u8]) -> Outcome<Message> {
-    Message::decode(octets).map_err(|error| Failure::run(error.to_string()))
 }

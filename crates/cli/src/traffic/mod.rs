@@ -22,7 +22,7 @@ use crate::exchange::RoundResult;
 use crate::failure::{Failure, Outcome};
 use crate::plan::{Metric, Role, TrafficPlan, Verb, Workload};
 
-use self::endpoint::Findings;
+use self::bandwidth::Tally;
 
 /// Carries out the plan.
 pub(crate) fn run(plan: &TrafficPlan) -> Outcome<()> {
@@ -41,12 +41,17 @@ fn sleeps(plan: &TrafficPlan, workload: &Workload) -> bool {
     plan.events && !(workload.metric == Metric::Latency && workload.verb == Verb::Write)
 }
 
-/// Says what an end has found out about the payload, for its peer.
-fn with_findings(mut result: RoundResult, findings: Findings) -> RoundResult {
-    result.verified = findings.verified;
-    result.wrong = findings.wrong;
-    result.complaint = findings.complaint;
-    result
+/// What an end says about its round.
+fn result_of(round: u32, tally: Tally) -> RoundResult {
+    RoundResult {
+        round,
+        messages: tally.messages,
+        elapsed: tally.elapsed,
+        peak: tally.peak_octets(),
+        verified: tally.findings.verified,
+        wrong: tally.findings.wrong,
+        complaint: tally.findings.complaint,
+    }
 }
 
 /// Fails if either end has found wrong payload.

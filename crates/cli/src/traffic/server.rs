@@ -9,9 +9,9 @@ use super::bandwidth;
 use super::endpoint::Endpoint;
 use super::layout::Layout;
 use super::progress::Progress;
-use super::{judge, latency, sleeps, with_findings};
+use super::{judge, latency, result_of, sleeps};
 use crate::deadline::Deadline;
-use crate::exchange::{CmControl, Control, LaneKeys, Message, RoundResult, TcpControl, unexpected};
+use crate::exchange::{CmControl, Control, LaneKeys, Message, TcpControl, unexpected};
 use crate::fabric::{Cm, Listeners, announce, device_address, show, show_peer, unwanted};
 use crate::failure::{Failure, Outcome};
 use crate::plan::{Metric, ServerPlan, TrafficPlan, Workload};
@@ -339,14 +339,7 @@ impl Client {
                 Metric::Bandwidth => bandwidth::run(end, plan.timeout, &mut Progress::hidden())?,
                 Metric::Latency => latency::answer(end, plan.timeout)?,
             };
-            let own = RoundResult {
-                round,
-                messages: tally.messages,
-                elapsed: tally.elapsed,
-                peak: tally.peak_octets(),
-                ..RoundResult::default()
-            };
-            let own = with_findings(own, tally.findings);
+            let own = result_of(round, tally);
             self.control.send(&Message::Result(own.clone()))?;
             match self.control.receive(plan.timeout)? {
                 Message::Result(peer) if peer.round == round => judge(&own, &peer)?,

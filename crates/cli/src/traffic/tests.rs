@@ -8,7 +8,7 @@ use softverbs::cm::{ConnParam, EventKind};
 use super::bandwidth::{self, Tally};
 use super::endpoint::{Endpoint, Findings};
 use super::progress::Progress;
-use super::{judge, latency, with_findings};
+use super::{judge, latency, result_of};
 use crate::exchange::RoundResult;
 use crate::fabric::{Cm, Dial, Listeners, Wanted};
 use crate::plan::{Amount, Metric, Sizes, Verb, Workload, sample_workload};
@@ -150,7 +150,15 @@ fn wrong_payload_at_either_end_is_a_failure() {
     };
     findings.blame(|| "octet 3".into());
     findings.blame(|| "octet 4".into());
-    let bad = with_findings(RoundResult::default(), findings);
+    let bad = result_of(
+        0,
+        Tally {
+            messages: 10,
+            elapsed: Duration::ZERO,
+            peak: 0.0,
+            findings,
+        },
+    );
     assert!(judge(&good, &good).is_ok());
     assert_eq!(
         judge(&bad, &good).unwrap_err().to_string(),

@@ -103,7 +103,8 @@ pub enum QpAction {
     ToRts(RtsAttributes),
     /// Open the send gate.
     OpenGate(Opener),
-    /// To ERR: flush both queues.
+    /// To ERR, from whatever state: flush both queues. An application that rejects or destroys a
+    /// connection does so itself.
     ToErr,
 }
 

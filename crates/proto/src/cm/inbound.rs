@@ -6,7 +6,7 @@ use softverbs_wire::ib::cm::{
     SidrStatus, attribute,
 };
 use softverbs_wire::ib::mad::{MadHeader, Method, MgmtClass};
-use softverbs_wire::num::{CommId, Guid, TransactionId};
+use softverbs_wire::num::{CommId, Guid, Qpn, TransactionId};
 
 use super::connection::Connection;
 use super::endpoint::Endpoint;
@@ -147,14 +147,23 @@ impl Endpoint {
             self.send(address, &Mad::new(transaction_id, rej));
             return;
         };
-        if is_waiting_for_rep(connection)
-            && let Some(old) =
-                self.holder(address, rep.local_ca_guid, rep.local_comm_id, rep.local_qpn)
+        let first = is_waiting_for_rep(connection);
+        if first
+            && self.clean_up(
+                now,
+                address,
+                rep.local_ca_guid,
+                rep.local_comm_id,
+                rep.local_qpn,
+            )
         {
-            self.on_stale_rep(now, address, transaction_id, id, old, rep);
+            self.on_stale_rep(now, address, transaction_id, id, rep);
             return;
         }
         self.peer(now, id, Trigger::Rep, Input::Rep(rep));
+        if first && self.config.delayed_mra.is_some() {
+            self.peer(now, id, Trigger::DelayedMra, Input::None);
+        }
     }
 
     /// The REP names a queue pair, or a communication ID, of a connection that we still have.
@@ -164,10 +173,8 @@ impl Endpoint {
         address: PathAddress,
         transaction_id: TransactionId,
         id: u32,
-        old: u32,
         rep: &Rep,
     ) {
-        self.clean_up(now, old);
         let rej = messages::stranger_rej(
             rep.remote_comm_id,
             rep.local_comm_id,
@@ -182,24 +189,33 @@ impl Endpoint {
         }
     }
 
-    /// Whose the peer's names are, if they are taken.
-    pub(super) fn holder(
-        &self,
+    /// Whether one of the names that a REQ or REP brings belongs to a connection that we still
+    /// have: then the peer has lost it (IBA vol 1 ch 12, stale connection). Ends it, and frees its
+    /// names at once so that the peer's next attempt succeeds.
+    ///
+    /// A connection in TimeWait is over on both sides; its names just give way.
+    pub(super) fn clean_up(
+        &mut self,
+        now: Time,
         address: PathAddress,
         guid: Guid,
         comm_id: CommId,
-        qpn: softverbs_wire::num::Qpn,
-    ) -> Option<u32> {
-        self.registry
+        qpn: Qpn,
+    ) -> bool {
+        let mut stale = false;
+        while let Some(old) = self
+            .registry
             .by_remote_qp(address, guid, qpn)
             .or_else(|| self.registry.by_remote_id(address, guid, comm_id))
-    }
-
-    /// The peer has forgotten this connection: ends it, and frees its names at once so that the
-    /// peer's next attempt succeeds.
-    pub(super) fn clean_up(&mut self, now: Time, old: u32) {
-        self.peer(now, old, Trigger::Stale, Input::None);
-        self.registry.forget_names(old);
+        {
+            stale |= self
+                .registry
+                .get(old)
+                .is_some_and(|connection| connection.state != State::Timewait);
+            self.peer(now, old, Trigger::Stale, Input::None);
+            self.registry.forget_names(old);
+        }
+        stale
     }
 
     fn on_rtu(&mut self, now: Time, address: PathAddress, rtu: &Rtu) {

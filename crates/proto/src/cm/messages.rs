@@ -1,11 +1,11 @@
 //! The messages that we send.
 
 use softverbs_wire::ib::cm::{
-    ApStatus, Apr, Drep, Dreq, Lap, Mad, MessageKind, Mra, Path, PrivateData, Rej, RejReason, Rep,
-    Req, Rtu, SidrRep, SidrReq, TransportService,
+    ApStatus, Apr, Drep, Dreq, Lap, Mad, Message, MessageKind, Mra, Path, PrivateData, Rej,
+    RejReason, Rep, Req, Rtu, SidrRep, SidrReq, TransportService,
 };
 use softverbs_wire::ib::rdma_cm::CmaHeader;
-use softverbs_wire::num::{CommId, Guid, Lid, RetryCount, ServiceId, TimeoutCode, TransactionId};
+use softverbs_wire::num::{CommId, Guid, Lid, ServiceId, TimeoutCode, TransactionId};
 
 use super::config::Config;
 use super::connection::{Connection, Role};
@@ -185,7 +185,7 @@ impl Connection {
                 0
             },
             end_to_end_flow_control: accept.flow_control,
-            rnr_retry_count: RetryCount::new(accept.rnr_retry_count.get()),
+            rnr_retry_count: accept.rnr_retry_count,
             srq: accept.srq,
             local_ca_guid: guid,
             private_data: private(&accept.private_data)?,
@@ -261,7 +261,7 @@ impl Connection {
     }
 
     /// A message of the establishment.
-    pub(super) fn mad(&self, message: impl Into<softverbs_wire::ib::cm::Message>) -> Mad {
+    pub(super) fn mad(&self, message: impl Into<Message>) -> Mad {
         Mad::new(self.transaction_id, message)
     }
 }

@@ -18,8 +18,8 @@
 //! | `registry` | all of them, by every name they have; timers; limits |
 //! | `listeners` | who listens for which service ID |
 //! | `messages` | the messages that we send |
-//! | `inbound` | what arrives: to whom it belongs, what is malformed or unknown |
-//! | `request` | a REQ: checks, duplicates, stale connections |
+//! | `inbound` | what arrives: to whom it belongs, what is unknown, what is stale |
+//! | `request` | a REQ: duplicates, checks, to whom it goes |
 //! | `perform` | the actions of the transition table |
 //! | `sidr` | service ID resolution for datagrams |
 

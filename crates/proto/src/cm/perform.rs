@@ -1,9 +1,9 @@
 //! The actions of the transition table.
 
 use softverbs_wire::ib::cm::{ApStatus, Lap, Mad, MessageKind, Mra, Rej, RejReason, Rep, SidrRep};
-use softverbs_wire::num::{CommId, TimeoutCode, TransactionId};
+use softverbs_wire::num::{CommId, Qpn, TimeoutCode, TransactionId};
 
-use super::connection::Role;
+use super::connection::{Connection, Role};
 use super::endpoint::Endpoint;
 use super::event::{CmEvent, CmStatus, QpAction, Rejected, Reply};
 use super::messages;
@@ -159,7 +159,7 @@ impl Endpoint {
             Action::TryAgain => self.try_again(now, id),
             Action::Unreachable => {
                 self.send_timeout_rej(id);
-                self.act(id, QpAction::ToErr);
+                self.flush(id);
                 self.emit(id, CmEvent::Unreachable(CmStatus::TimedOut));
             }
             Action::Unanswered => self.emit(id, CmEvent::Unreachable(CmStatus::TimedOut)),
@@ -175,7 +175,7 @@ impl Endpoint {
                 self.disconnected(id, CmStatus::Success);
             }
             Action::SendDrep => {
-                self.act(id, QpAction::ToErr);
+                self.flush(id);
                 self.send_drep(id, None);
             }
             Action::CrossDrep => {
@@ -323,6 +323,14 @@ impl Endpoint {
         self.emit(id, CmEvent::Established);
     }
 
+    /// A request that was not accepted yet has no queue pair.
+    fn flush(&mut self, id: u32) {
+        let has_qp = |connection: &Connection| connection.local_qpn != Qpn::default();
+        if self.registry.get(id).is_some_and(has_qp) {
+            self.act(id, QpAction::ToErr);
+        }
+    }
+
     // Rejection.
 
     fn send_rej(&mut self, id: u32, reject: &RejectParams) -> Result<(), Misuse> {
@@ -361,14 +369,14 @@ impl Endpoint {
 
     fn rejected(&mut self, id: u32, rejected: Rejected) {
         self.withdraw(id);
-        self.act(id, QpAction::ToErr);
+        self.flush(id);
         self.emit(id, CmEvent::Rejected(Box::new(rejected)));
     }
 
     // Release.
 
     fn send_dreq(&mut self, now: Time, id: u32) {
-        self.act(id, QpAction::ToErr);
+        self.flush(id);
         if let Some(connection) = self.registry.get(id) {
             let transaction_id = messages::transaction(self.transaction_high(), id);
             let mad = Mad::new(transaction_id, connection.dreq(id));

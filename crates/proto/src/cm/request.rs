@@ -1,4 +1,4 @@
-//! A REQ: duplicates, stale connections, checks, and to whom it goes.
+//! A REQ: duplicates, checks, and to whom it goes.
 
 use softverbs_wire::ib::cm::{Mad, MessageKind, RejReason, Req, TransportService};
 use softverbs_wire::num::{CommId, PathMtu, TransactionId};
@@ -26,7 +26,9 @@ impl Endpoint {
         if req.local_comm_id == CommId::NONE || self.is_known(now, address, req) {
             return;
         }
-        let outcome = if self.is_stale(now, address, req) {
+        let (guid, comm_id, qpn) = (req.local_ca_guid, req.local_comm_id, req.local_qpn);
+        let outcome = if self.clean_up(now, address, guid, comm_id, qpn) {
+            // The peer has to try again (IBA vol 1 ch 12, REJ reason codes).
             Err(RejReason::STALE_CONNECTION)
         } else if !self.has_room_for(address) {
             // As if it were lost: an honest peer asks again.
@@ -55,25 +57,6 @@ impl Endpoint {
             self.peer(now, id, Trigger::Req, Input::None);
         }
         id.is_some()
-    }
-
-    /// Whether a name in the REQ belongs to a connection that we still have: then the peer has
-    /// lost it (IBA vol 1 ch 12, stale connection). We clean up, and the peer has to try again.
-    ///
-    /// A connection in TimeWait is over on both sides; its names give way.
-    fn is_stale(&mut self, now: Time, address: PathAddress, req: &Req) -> bool {
-        let mut stale = false;
-        while let Some(old) =
-            self.holder(address, req.local_ca_guid, req.local_comm_id, req.local_qpn)
-        {
-            let over = self
-                .registry
-                .get(old)
-                .is_none_or(|connection| connection.state == State::Timewait);
-            stale |= !over;
-            self.clean_up(now, old);
-        }
-        stale
     }
 
     pub(super) fn has_room_for(&self, address: PathAddress) -> bool {

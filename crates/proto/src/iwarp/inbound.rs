@@ -267,7 +267,6 @@ impl Stream {
     /// All payload of the current segment is placed and its CRC is right.
     pub(super) fn finish<M: Memory>(&mut self, memory: &mut M) -> Result<(), Fault> {
         let segment = self.inbound.segment;
-        self.inbound.segment.kind = Kind::Nothing;
         match segment.kind {
             Kind::Nothing => {}
             Kind::Write { .. } => self.finish_write(segment),

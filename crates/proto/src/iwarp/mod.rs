@@ -3,6 +3,7 @@
 //! | file | role |
 //! |---|---|
 //! | [`negotiate`] | MPA start-up, both roles |
+//! | `nudge` | an initiator that hears nothing reminds its peer |
 //! | [`stream`] | the queue pair's stream: commands, phases, time, results |
 //! | `send_queue` | requests in their order, from posting to completion |
 //! | `requester` | turns requests into messages, takes the answers to reads and atomics |
@@ -18,6 +19,7 @@ mod deframer;
 mod framer;
 mod inbound;
 pub mod negotiate;
+mod nudge;
 mod requester;
 mod responder;
 mod send_queue;

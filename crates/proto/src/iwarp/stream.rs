@@ -26,7 +26,8 @@ use softverbs_wire::terminate::{Terminate, TerminateCode};
 use super::deframer::Deframer;
 use super::framer::{Framer, Source};
 use super::inbound::Inbound;
-use super::negotiate::Negotiated;
+use super::negotiate::{Negotiated, RtrKind};
+use super::nudge::Nudge;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::{Class, SendQueue};
@@ -152,6 +153,7 @@ pub struct Stream {
     pub(super) offender: Offender,
     /// Until when the peer's RTR frame has to be there.
     rtr_deadline: Option<Time>,
+    nudge: Nudge,
     drain_deadline: Option<Time>,
     drain_progress: bool,
     pub(super) established: bool,
@@ -179,6 +181,7 @@ impl Stream {
             inbound: Inbound::new(),
             offender: Offender::default(),
             rtr_deadline: None,
+            nudge: Nudge::Idle,
             drain_deadline: None,
             drain_progress: false,
             established: false,
@@ -270,6 +273,7 @@ impl Stream {
     pub fn wants_transmit(&self) -> bool {
         self.terminate.is_some()
             || self.requester.rtr().is_some()
+            || self.nudges()
             || self.responder.is_ready()
             || self.request_ready()
     }
@@ -285,7 +289,6 @@ impl Stream {
         max_len: usize,
         max_pieces: usize,
     ) {
-        let _ = now;
         while out.len() < max_len && self.wants_transmit() {
             let responds = self.is_turn_of_response();
             let pieces = if responds { 3 } else { self.request_pieces() };
@@ -295,6 +298,17 @@ impl Stream {
             self.transmit_frame(memory, out, responds);
             self.settle();
         }
+        if self.is_initiator() && !out.is_empty() {
+            self.nudge.begin(now);
+        }
+    }
+
+    /// A reminder is to be sent; never in the middle of a message.
+    fn nudges(&self) -> bool {
+        self.nudge.is_due()
+            && self.is_receiving()
+            && !self.requester.is_busy()
+            && !self.responder.is_busy()
     }
 
     /// Messages of the two sources are not interleaved: a peer may take segments of a Read
@@ -317,6 +331,9 @@ impl Stream {
                 .emit(memory, out, &terminate::segment(&terminate), Source::None);
         } else if let Some(rtr) = self.requester.rtr() {
             self.transmit_rtr(memory, out, rtr);
+        } else if self.nudges() {
+            self.nudge.sent();
+            self.transmit_rtr(memory, out, RtrKind::Write);
         } else if responds {
             if let Err(fault) = self.transmit_response(memory, out) {
                 self.fail(fault);
@@ -364,6 +381,7 @@ impl Stream {
     pub fn on_bytes<M: Memory>(&mut self, now: Time, memory: &mut M, bytes: &[u8]) {
         let _ = now;
         if self.is_receiving() {
+            self.nudge.stop();
             let result = self.receive(memory, bytes);
             self.received(result);
         }
@@ -426,6 +444,7 @@ impl Stream {
                 .rtr_deadline
                 .into_iter()
                 .chain(self.gate.deadline())
+                .chain(self.nudge.deadline())
                 .min(),
             Phase::Draining => self.drain_deadline,
             Phase::Detached | Phase::Closed => None,
@@ -437,6 +456,7 @@ impl Stream {
         match self.phase {
             Phase::Open => {
                 self.gate.on_timeout(now);
+                self.nudge.on_timeout(now);
                 if self.rtr_deadline.is_some_and(|deadline| deadline <= now) {
                     self.end_with(CloseCause::NoRtr, None, None);
                 }

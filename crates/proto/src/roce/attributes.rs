@@ -168,8 +168,10 @@ impl QpAttributes {
             MAX_QP_RD_ATOMIC max_rd_atomic
             MAX_DEST_RD_ATOMIC max_dest_rd_atomic
         }
-        self.en_sqd_async_notify =
-            mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
+        if from != to {
+            self.en_sqd_async_notify =
+                mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
+        }
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ pub enum Destination {
     /// To the connected peer (RC, UC).
     Peer,
     /// To the address that the owner gave this number (UD); see
-    /// [`UdDestination`](super::queue_pair::UdDestination).
+    /// [`UdDestination`](super::interface::UdDestination).
     Address(u64),
 }
 

@@ -141,12 +141,16 @@ impl RoundTrip {
         self.smoothed.unwrap_or(Self::INITIAL_WAIT)
     }
 
-    /// How long to wait for an answer before asking for it, after `asked` times without one.
-    pub(super) fn wait(&self, asked: u32) -> Duration {
+    /// How long to wait for an answer before asking for it, after `asked` times without one. Of
+    /// the acknowledge timeout, if there is one, no more than a part passes in silence.
+    pub(super) fn wait(&self, asked: u32, timeout: Option<Duration>) -> Duration {
         let wait = self.smoothed.map_or(Self::INITIAL_WAIT, |smoothed| {
             (smoothed + self.variation * 4).max(Self::MIN_WAIT)
         });
-        wait.saturating_mul(1 << asked.min(8)).min(Self::MAX_WAIT)
+        let most = timeout.map_or(Self::MAX_WAIT, |timeout| {
+            (timeout / 4).clamp(Self::MIN_WAIT, Self::MAX_WAIT)
+        });
+        wait.saturating_mul(1 << asked.min(8)).min(most)
     }
 }
 
@@ -220,15 +224,18 @@ mod tests {
     #[test]
     fn waiting_follows_the_round_trip_within_limits() {
         let mut trip = RoundTrip::new();
-        assert_eq!(trip.wait(0), RoundTrip::INITIAL_WAIT);
+        assert_eq!(trip.wait(0, None), RoundTrip::INITIAL_WAIT);
         trip.sample(Duration::from_micros(10));
-        assert_eq!(trip.wait(0), RoundTrip::MIN_WAIT);
-        assert_eq!(trip.wait(3), RoundTrip::MIN_WAIT * 8);
-        assert_eq!(trip.wait(u32::MAX), RoundTrip::MAX_WAIT);
+        assert_eq!(trip.wait(0, None), RoundTrip::MIN_WAIT);
+        assert_eq!(trip.wait(3, None), RoundTrip::MIN_WAIT * 8);
+        assert_eq!(trip.wait(u32::MAX, None), RoundTrip::MAX_WAIT);
+        let timeout = Duration::from_millis(20);
+        assert_eq!(trip.wait(3, Some(timeout)), timeout / 4);
+        assert_eq!(trip.wait(3, Some(timeout / 20)), RoundTrip::MIN_WAIT);
         for _ in 0..100 {
             trip.sample(Duration::from_millis(8));
         }
-        let wait = trip.wait(0);
+        let wait = trip.wait(0, None);
         assert!(wait > Duration::from_millis(7) && wait < Duration::from_millis(9));
     }
 }

@@ -168,8 +168,10 @@ impl QueuePair {
             false => None,
         };
         if let Err(fault) = place(memory, rkey, start, total, received, packet.payload) {
-            // It was not used.
-            self.responder.spare = receive;
+            if receive.is_some() {
+                // It was not used.
+                self.responder.spare = receive;
+            }
             return Err(RequestFault::Protection {
                 operation: RemoteOperation::Write,
                 fault,

@@ -3,6 +3,7 @@
 //! | file | role |
 //! |---|---|
 //! | [`queue_pair`] | the queue pair: commands, states, gate, time, results |
+//! | [`interface`] | what it is created with, events, completions |
 //! | [`attributes`] | what `modify_qp` sets, and which values it takes |
 //! | [`batch`] | packets to transmit, as gather lists |
 //! | `send_queue` | requests in their order, from posting to completion |
@@ -22,6 +23,7 @@ pub mod batch;
 mod completer;
 mod congestion;
 mod inbound;
+pub mod interface;
 mod nak;
 mod packets;
 pub mod queue_pair;

@@ -11,14 +11,14 @@
 //!   the answer covers everything, only an answer was lost; else all after it is sent again.
 //! * The *RNR timer* of a peer without a receive. Nothing is sent until it has run out.
 
-use super::queue_pair::{QpFailure, QueuePair};
-use crate::qp_state::QpState;
-use crate::time::Time;
-use crate::wr::WcStatus;
 use softverbs_wire::ib::NakCode;
 use softverbs_wire::num::{Psn, RnrTimer};
 
 use super::nak;
+use super::queue_pair::{QpFailure, QueuePair};
+use crate::qp_state::QpState;
+use crate::time::Time;
+use crate::wr::WcStatus;
 
 #[derive(Debug)]
 pub(super) struct Recovery {
@@ -29,8 +29,10 @@ pub(super) struct Recovery {
     probe_at: Option<Time>,
     /// Probes since the last answer.
     probes: u32,
-    /// A probe is the only packet in flight.
+    /// A probe is the only packet to be in flight.
     probing: bool,
+    /// Which packet went out again as the probe, and which was next before it.
+    resume: Option<(Psn, Psn)>,
     /// When the peer may be asked again after a RNR NAK.
     rnr_at: Option<Time>,
     /// RNR NAKs since the last progress.
@@ -49,6 +51,7 @@ impl Recovery {
             probe_at: None,
             probes: 0,
             probing: false,
+            resume: None,
             rnr_at: None,
             rnr_naks: 0,
             timed: None,
@@ -98,11 +101,18 @@ impl QueuePair {
         if requester.high.is_before(requester.next) {
             requester.high = requester.next;
         }
-        if recovery.retry_at.is_none() {
-            recovery.retry_at = self.attributes.ack_timeout().map(|timeout| now + timeout);
+        self.start_timers(now, false);
+    }
+
+    /// Starts the timers that do not run, or all of them again.
+    fn start_timers(&mut self, now: Time, again: bool) {
+        let timeout = self.attributes.ack_timeout();
+        let recovery = &mut self.requester.recovery;
+        if again || recovery.retry_at.is_none() {
+            recovery.retry_at = timeout.map(|timeout| now + timeout);
         }
-        if recovery.probe_at.is_none() {
-            recovery.probe_at = Some(now + self.round_trip.wait(recovery.probes));
+        if again || recovery.probe_at.is_none() {
+            recovery.probe_at = Some(now + self.round_trip.wait(recovery.probes, timeout));
         }
     }
 
@@ -124,20 +134,46 @@ impl QueuePair {
             requester.next = una;
             self.sq.go_back();
         }
-        // A probe that is answered for everything says that no packet was lost.
-        if core::mem::take(&mut recovery.probing) && una != requester.high {
-            self.window.on_loss(requester.high);
-        }
+        self.probe_answered();
         self.window.on_progress(packets, una);
+        let recovery = &mut self.requester.recovery;
         recovery.retries = 0;
         recovery.rnr_naks = 0;
         recovery.probes = 0;
         recovery.rnr_at = None;
         recovery.stop_timers();
-        if una != requester.next {
-            recovery.retry_at = self.attributes.ack_timeout().map(|timeout| now + timeout);
-            recovery.probe_at = Some(now + self.round_trip.wait(0));
+        if una != self.requester.next {
+            self.start_timers(now, true);
         }
+    }
+
+    /// There was progress, maybe by the answer to a probe.
+    fn probe_answered(&mut self) {
+        let requester = &mut self.requester;
+        let resume = requester.recovery.resume.take();
+        if !core::mem::take(&mut requester.recovery.probing) || requester.una == requester.high {
+            return;
+        }
+        match resume {
+            // More than the probe has arrived: the packets behind it did, the first time, and the
+            // answer was only late. Nothing has to go out a second time.
+            Some((probe, next))
+                if requester.una.distance_from(probe) > 1 && requester.una.is_before(next) =>
+            {
+                requester.next = next;
+                self.sq.seek(next);
+            }
+            _ => self.window.on_loss(requester.high),
+        }
+    }
+
+    /// The oldest packet goes out again, alone.
+    fn probe(&mut self) {
+        let requester = &mut self.requester;
+        if !core::mem::replace(&mut requester.recovery.probing, true) {
+            requester.recovery.resume = Some((requester.una, requester.next));
+        }
+        self.go_back();
     }
 
     /// Everything from the oldest packet on is sent again.
@@ -152,10 +188,11 @@ impl QueuePair {
     pub(super) fn lost(&mut self, now: Time) {
         let requester = &mut self.requester;
         let una = requester.una;
-        // Nothing is on its way; or what is on its way was sent after what this answers.
-        if requester.next == una || requester.recovery.is_waiting() {
+        // Nothing is on its way, so this is an old answer; the peer may even want to be left alone.
+        if requester.next == una {
             return;
         }
+        // What is on its way was sent after what this answers.
         if let Some((psn, at)) = requester.recovery.went_back
             && psn == una
             && now < at + self.round_trip.smoothed()
@@ -172,8 +209,8 @@ impl QueuePair {
     /// The peer had no receive for the oldest packet.
     pub(super) fn receiver_not_ready(&mut self, now: Time, timer: RnrTimer) {
         let recovery = &mut self.requester.recovery;
-        // One event: rxe sends a NAK of each kind, and the network may repeat either.
-        if recovery.is_waiting() || self.requester.next == self.requester.una {
+        // One event: the network may repeat it. While we wait nothing is on its way.
+        if self.requester.next == self.requester.una {
             return;
         }
         recovery.rnr_naks += 1;
@@ -219,19 +256,17 @@ impl QueuePair {
             }
             recovery.retries += 1;
             recovery.retry_at = self.attributes.ack_timeout().map(|timeout| now + timeout);
-            recovery.probing = true;
             self.counters.timeouts += 1;
             self.window.on_silence(self.requester.high);
-            self.go_back();
+            self.probe();
         } else if has_come(recovery.probe_at, now) {
             recovery.probes += 1;
-            recovery.probing = true;
             self.counters.probes += 1;
             // One may have been too early; two are a path that lets nothing through.
             if recovery.probes == 2 {
                 self.window.on_silence(self.requester.high);
             }
-            self.go_back();
+            self.probe();
         }
     }
 }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use softverbs_wire::ib::{
     AtomicEth, Extra, Headers, Ieth, ImmDt, Opcode, Operation, Position, Reth, Service,
 };
-use softverbs_wire::num::{Psn, VirtualAddress};
+use softverbs_wire::num::{Psn, Qpn, VirtualAddress};
 
 use super::batch::{Destination, PacketBatch};
 use super::packets::{self, Source};
@@ -191,9 +191,7 @@ impl QueuePair {
     /// Sequence numbers of `entry` that were not sent yet.
     fn left_of(&self, entry: &Entry) -> u32 {
         match entry.progress {
-            Progress::Begun => {
-                u32::try_from(entry.end().distance_from(self.requester.next)).unwrap_or(0)
-            }
+            Progress::Begun => entry.packets - entry.index_of(self.requester.next),
             _ => packets_of(&self.attributes, &entry.request),
         }
     }
@@ -279,13 +277,9 @@ impl QueuePair {
         let full = self.requester.in_flight() + 1 >= self.flight_limit();
         let asks = reliable && (position.ends() || full || self.requester.unasked + 1 >= ACK_EVERY);
         let mut headers = message_headers(&entry.request, self.service(), position, total);
-        headers.bth = softverbs_wire::ib::Bth {
-            dest_qp: self.attributes.dest_qpn,
-            psn,
-            ack_req: asks,
-            solicited: headers.bth.solicited,
-            ..headers.bth
-        };
+        headers.bth.dest_qp = self.attributes.dest_qpn;
+        headers.bth.psn = psn;
+        headers.bth.ack_req = asks;
         let source = match &entry.request.payload {
             Payload::Sges(sges) => Source::Local { sges, offset, len },
             Payload::Inline(data) => {
@@ -444,7 +438,7 @@ pub(super) fn message_headers(
     debug_assert!(opcode.is_some(), "{service} has no {operation:?} {extra:?}");
     let mut headers = Headers::new(packets::bth(
         opcode.unwrap_or(Opcode::RC_SEND_ONLY),
-        softverbs_wire::num::Qpn::default(),
+        Qpn::default(),
         Psn::default(),
     ));
     let tells = write.is_none() || immediate.is_some();

@@ -135,6 +135,15 @@ impl SendQueue {
         self.cursor = 0;
     }
 
+    /// It is the turn of the request with the packet `psn`, or of the first that has not begun.
+    pub(super) fn seek(&mut self, psn: Psn) {
+        self.cursor = self
+            .entries
+            .iter()
+            .position(|entry| entry.progress != Progress::Begun || psn.is_before(entry.end()))
+            .unwrap_or(self.entries.len());
+    }
+
     pub(super) fn oldest(&self) -> Option<&Entry> {
         self.entries.front()
     }

@@ -152,18 +152,19 @@ impl Attempt {
         }
     }
 
-    fn fail(&self, mut state: MutexGuard<'_, AttemptState>, engine: &Engine, failure: Failure) {
+    fn fail(&self, mut state: MutexGuard<'_, AttemptState>, engine: &Engine, mut failure: Failure) {
         let socket = state.take_socket(engine);
         drop(state);
         if let Some(socket) = socket {
             if failure.last_words.is_empty() {
                 drop(socket);
             } else {
-                Linger::start(engine, OwnedFd::from(socket), failure.last_words);
+                let last_words = std::mem::take(&mut failure.last_words);
+                Linger::start(engine, OwnedFd::from(socket), last_words);
             }
         }
         if let Some(id) = self.id.upgrade() {
-            id.on_failed(failure.kind, failure.status, failure.private_data);
+            id.on_failed(failure);
         }
     }
 
@@ -262,6 +263,7 @@ impl Attempt {
             InitiatorOutcome::Rejected { private_data } => {
                 let failure = Failure {
                     private_data,
+                    consumer_reject: true,
                     ..Failure::tcp(libc::ECONNREFUSED)
                 };
                 self.fail(state, engine, failure);
@@ -280,6 +282,7 @@ impl Attempt {
                     kind: EventKind::ConnectError,
                     status: -libc::EINVAL,
                     private_data: Vec::new(),
+                    consumer_reject: false,
                     last_words: terminate,
                 };
                 self.fail(state, engine, failure);
@@ -337,10 +340,13 @@ pub(super) fn depth(negotiated: u16) -> u8 {
     u8::try_from(negotiated).unwrap_or(u8::MAX)
 }
 
-struct Failure {
-    kind: EventKind,
-    status: i32,
-    private_data: Vec<u8>,
+/// How an attempt ended.
+pub(super) struct Failure {
+    pub(super) kind: EventKind,
+    pub(super) status: i32,
+    pub(super) private_data: Vec<u8>,
+    /// The peer said so.
+    pub(super) consumer_reject: bool,
     /// Sent before the connection is closed.
     last_words: Vec<u8>,
 }
@@ -357,6 +363,7 @@ impl Failure {
             kind,
             status: -errno,
             private_data: Vec::new(),
+            consumer_reject: false,
             last_words: Vec::new(),
         }
     }

@@ -116,6 +116,7 @@ pub struct CmEvent {
     kind: EventKind,
     status: i32,
     param: ConnParam,
+    consumer_reject: bool,
     /// Whose unacknowledged events this counts among.
     counted: Arc<IdShared>,
 }
@@ -140,6 +141,12 @@ impl CmEvent {
     /// 0, a negative `errno`, or (InfiniBand) a positive reason.
     pub fn status(&self) -> i32 {
         self.status
+    }
+
+    /// Whether the peer answered and refused, rather than nobody being there: its application, or
+    /// its stack for want of something (`rdma_is_consumer_reject`).
+    pub fn is_consumer_reject(&self) -> bool {
+        self.consumer_reject
     }
 
     /// What the peer sent.
@@ -181,6 +188,8 @@ pub(super) struct Queued {
     pub(super) kind: EventKind,
     pub(super) status: i32,
     pub(super) param: ConnParam,
+    /// A rejection that the peer sent.
+    pub(super) consumer_reject: bool,
 }
 
 /// One of the connect requests that a listener may have waiting.
@@ -270,6 +279,7 @@ impl Queued {
             kind: self.kind,
             status: self.status,
             param: self.param,
+            consumer_reject: self.consumer_reject,
             counted: self.id,
         })
     }

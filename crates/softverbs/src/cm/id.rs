@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use softverbs_proto::cm::params::{ConnectionId, ListenToken};
 use softverbs_proto::iwarp::stream::CloseCause;
 
-use super::active::Attempt;
+use super::active::{Attempt, Failure};
 use super::event::{BacklogPlace, ConnParam, EventChannel, EventKind, Queued};
 use super::ib::{Bound, Incoming, Manager};
 use super::options::Options;
@@ -161,6 +161,16 @@ impl IdShared {
 
     /// Queues an event of this identifier.
     pub(super) fn report(&self, kind: EventKind, status: i32, param: ConnParam) {
+        self.report_ending(kind, status, param, false);
+    }
+
+    pub(super) fn report_ending(
+        &self,
+        kind: EventKind,
+        status: i32,
+        param: ConnParam,
+        consumer_reject: bool,
+    ) {
         let Some(id) = self.me.upgrade() else { return };
         // Held over the push, so that `migrate` does not overlook it.
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,6 +182,7 @@ impl IdShared {
             kind,
             status,
             param,
+            consumer_reject,
         });
     }
 
@@ -186,6 +197,7 @@ impl IdShared {
             kind: EventKind::ConnectRequest,
             status: 0,
             param,
+            consumer_reject: false,
         });
     }
 
@@ -243,7 +255,7 @@ impl IdShared {
     }
 
     /// The attempt to connect has failed: its one terminal event.
-    pub(super) fn on_failed(&self, kind: EventKind, status: i32, private_data: Vec<u8>) {
+    pub(super) fn on_failed(&self, failure: Failure) {
         let qp = {
             let mut state = self.lock();
             if !matches!(state.phase, Phase::Connecting(_)) {
@@ -256,11 +268,18 @@ impl IdShared {
         if let Some(qp) = qp {
             qp.inner().abort(CloseCause::Local);
         }
+        let Failure {
+            kind,
+            status,
+            private_data,
+            consumer_reject,
+            ..
+        } = failure;
         let param = ConnParam {
             private_data,
             ..ConnParam::default().cleared()
         };
-        self.report(kind, status, param);
+        self.report_ending(kind, status, param, consumer_reject);
     }
 
     /// Ends everything that this identifier started; its events that have not been fetched go.

@@ -580,7 +580,7 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
         local.set_port(bound.service().port);
         state.local = Some(local);
         state.bound = Some(bound);
-        state.verbs = verbs.or(state.verbs.take());
+        state.verbs = verbs.or_else(|| state.verbs.take());
         return Ok(());
     }
     let socket = state
@@ -598,7 +598,7 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
         .local_addr()
         .ok()
         .and_then(|address| address.as_socket());
-    state.verbs = verbs.or(state.verbs.take());
+    state.verbs = verbs.or_else(|| state.verbs.take());
     state.socket = Some(socket);
     Ok(())
 }

@@ -53,7 +53,7 @@ impl Manager {
             (CmEvent::Request(request), _) => self.on_request(id, *request),
             (CmEvent::Reply(reply), Some(shared)) => self.on_reply(id, *reply, shared),
             (CmEvent::Established, Some(shared)) => shared.on_established(),
-            (CmEvent::Rejected(rejected), Some(shared)) => self.on_rejected(id, rejected, shared),
+            (CmEvent::Rejected(rejected), Some(shared)) => self.on_rejected(id, *rejected, shared),
             (CmEvent::Unreachable(status), Some(shared)) => {
                 self.lock().forget(id);
                 shared.on_ib_failed(EventKind::Unreachable, status.errno(), Vec::new());
@@ -177,7 +177,7 @@ impl Manager {
         let _ = self.lock().endpoint.establish(now, id);
     }
 
-    fn on_rejected(&self, id: ConnectionId, rejected: Box<Rejected>, shared: &Arc<IdShared>) {
+    fn on_rejected(&self, id: ConnectionId, rejected: Rejected, shared: &Arc<IdShared>) {
         // A connection that was established stays in TimeWait.
         if self.lock().endpoint.state(id) == CmState::Idle {
             self.lock().forget(id);
@@ -252,7 +252,9 @@ impl IdShared {
                 private_data,
                 ..ConnParam::default().cleared()
             };
-            self.report(kind, status, param);
+            let consumer = i32::from(RejReason::CONSUMER.get());
+            let consumer_reject = kind == EventKind::Rejected && status == consumer;
+            self.report_ending(kind, status, param, consumer_reject);
             drop(state);
             drop(before);
         }

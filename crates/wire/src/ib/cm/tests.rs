@@ -43,6 +43,20 @@ fn mad_header() {
 }
 
 #[test]
+fn numbers_of_management_datagrams() {
+    assert_eq!(AttributeId::CLASS_PORT_INFO.to_string(), "attribute 0x0001");
+    assert_eq!(MgmtClass::new(3).to_string(), "class 0x03");
+    for (method, name) in [
+        (0x01, "Get"),
+        (0x03, "Send"),
+        (0x81, "GetResp"),
+        (0x02, "method 0x02"),
+    ] {
+        assert_eq!(Method::new(method).to_string(), name);
+    }
+}
+
+#[test]
 fn req() {
     layout!(Req, DATA_LEN, Req::default(), {
         local_comm_id = ID, [0 0] 32;

@@ -1,0 +1,599 @@
+//! The pair harness of RoCE: two queue pairs and a network between them, in virtual time, that
+//! loses, repeats, delays and marks packets as a seed says.
+#![allow(
+    dead_code,
+    unused_imports,
+    missing_docs,
+    reason = "shared by tests that each use a part of it"
+)]
+#![allow(unreachable_pub, reason = "a module of several test binaries")]
+
+#[path = "../common/memory.rs"]
+pub mod memory;
+pub mod responder;
+
+use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+
+use smallvec::smallvec;
+use softverbs_proto::memory::{Access, Memory as _};
+use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
+use softverbs_proto::roce::queue_pair::{
+    Destination, PacketBatch, PacketMeta, QpAttributes, QpConfig, QpEvent, QueuePair,
+    RecvCompletion, UdDestination,
+};
+use softverbs_proto::time::Time;
+use softverbs_proto::transmit::Piece;
+use softverbs_proto::wr::{Completion, Payload, SendFlags, SendOp, SendRequest, Sge, WcStatus};
+use softverbs_wire::ib::{
+    Aeth, AethKind, Bth, Headers, NakCode, Opcode, Operation, Packet, Syndrome, Trailer,
+};
+use softverbs_wire::num::{Lkey, Msn24, PathMtu, Pkey, Psn, Qkey, Qpn, Rkey};
+
+pub use memory::VecMemory;
+
+pub const A_QPN: Qpn = Qpn::new(0x11);
+pub const B_QPN: Qpn = Qpn::new(0x22);
+/// First sequence numbers, close to the wrap.
+pub const A_PSN: Psn = Psn::new(0x00ff_fff0);
+pub const B_PSN: Psn = Psn::new(0x00ff_fffd);
+pub const QKEY: Qkey = Qkey::new(0x1234);
+
+/// How long a packet is on its way.
+pub const LATENCY: Duration = Duration::from_micros(10);
+
+pub fn micros(micros: u64) -> Time {
+    Time::new(Duration::from_micros(micros))
+}
+
+/// A small generator of numbers that are random enough (splitmix64).
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `limit`.
+    pub fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % limit as u64).unwrap()
+    }
+
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// What the network does to packets, in percent of all.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Network {
+    pub drop: usize,
+    pub duplicate: usize,
+    pub reorder: usize,
+    pub mark: usize,
+}
+
+impl Network {
+    pub const GOOD: Self = Self {
+        drop: 0,
+        duplicate: 0,
+        reorder: 0,
+        mark: 0,
+    };
+
+    pub fn all(percent: usize) -> Self {
+        Self {
+            drop: percent,
+            duplicate: percent,
+            reorder: percent,
+            mark: percent,
+        }
+    }
+}
+
+pub fn config(qp_type: QpType, qpn: Qpn) -> QpConfig {
+    QpConfig {
+        sq_sig_all: false,
+        copy_limit: 64,
+        ..QpConfig::new(qp_type, qpn, 64)
+    }
+}
+
+pub fn attributes() -> QpAttributes {
+    QpAttributes {
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+        qkey: QKEY,
+        path_mtu: PathMtu::Mtu1024,
+        timeout: 17,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        min_rnr_timer: 12,
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
+        ..QpAttributes::default()
+    }
+}
+
+pub const TO_INIT: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::PKEY_INDEX)
+    .union(QpAttrMask::PORT)
+    .union(QpAttrMask::ACCESS_FLAGS);
+pub const TO_INIT_UD: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::PKEY_INDEX)
+    .union(QpAttrMask::PORT)
+    .union(QpAttrMask::QKEY);
+pub const TO_RTR_UC: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::AV)
+    .union(QpAttrMask::PATH_MTU)
+    .union(QpAttrMask::DEST_QPN)
+    .union(QpAttrMask::RQ_PSN);
+pub const TO_RTR: QpAttrMask = TO_RTR_UC
+    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
+    .union(QpAttrMask::MIN_RNR_TIMER);
+pub const TO_RTS_UC: QpAttrMask = QpAttrMask::STATE.union(QpAttrMask::SQ_PSN);
+pub const TO_RTS: QpAttrMask = TO_RTS_UC
+    .union(QpAttrMask::TIMEOUT)
+    .union(QpAttrMask::RETRY_CNT)
+    .union(QpAttrMask::RNR_RETRY)
+    .union(QpAttrMask::MAX_QP_RD_ATOMIC);
+
+/// The masks to INIT, RTR and RTS.
+pub fn masks(qp_type: QpType) -> [QpAttrMask; 3] {
+    match qp_type {
+        QpType::Rc => [TO_INIT, TO_RTR, TO_RTS],
+        QpType::Uc => [TO_INIT, TO_RTR_UC, TO_RTS_UC],
+        QpType::Ud => [TO_INIT_UD, QpAttrMask::STATE, TO_RTS_UC],
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub struct End {
+    pub qp: QueuePair,
+    pub memory: VecMemory,
+    pub events: Vec<QpEvent>,
+    pub sent: Vec<Completion>,
+    pub received: Vec<Completion>,
+    pub sources: Vec<RecvCompletion>,
+    /// Headers of everything that this end sent, and when.
+    pub record: Vec<(Time, Headers)>,
+    pub max_packets: usize,
+    batch: PacketBatch,
+}
+
+impl End {
+    pub fn new(config: QpConfig) -> Self {
+        Self {
+            qp: QueuePair::new(config),
+            memory: VecMemory::default(),
+            events: Vec::new(),
+            sent: Vec::new(),
+            received: Vec::new(),
+            sources: Vec::new(),
+            record: Vec::new(),
+            max_packets: 64,
+            batch: PacketBatch::new(),
+        }
+    }
+
+    pub fn post(&mut self, request: SendRequest) {
+        self.qp.post_send(request).unwrap();
+    }
+
+    pub fn to(&mut self, state: QpState, attributes: &QpAttributes) {
+        let [init, rtr, rts] = masks(self.qp.config().qp_type);
+        let mask = match state {
+            QpState::Init => init,
+            QpState::Rtr => rtr,
+            QpState::Rts => rts,
+            _ => QpAttrMask::STATE,
+        };
+        self.qp.modify(Time::ZERO, attributes, mask, state).unwrap();
+        self.drain();
+    }
+
+    /// Transmits once; the packets with room for an ICRC.
+    pub fn transmit(&mut self, now: Time) -> Vec<(Destination, Vec<u8>)> {
+        let wanted = self.qp.wants_transmit();
+        self.batch.clear();
+        self.qp
+            .poll_transmit(now, &mut self.memory, &mut self.batch, self.max_packets);
+        assert!(self.batch.len() <= self.max_packets, "more than asked for");
+        assert!(
+            wanted || self.batch.is_empty(),
+            "transmits though it did not want to"
+        );
+        let mut packets = Vec::new();
+        for frame in self.batch.frames() {
+            let mut octets = Vec::new();
+            for piece in self.batch.pieces(frame) {
+                match *piece {
+                    Piece::Scratch { start, len } => {
+                        octets.extend_from_slice(&self.batch.scratch()[start..start + len]);
+                    }
+                    Piece::Memory { key, addr, len } => {
+                        let at = octets.len();
+                        octets.resize(at + len, 0);
+                        self.memory.read(key, addr, &mut octets[at..]).unwrap();
+                    }
+                }
+            }
+            assert_eq!(octets.len(), frame.len);
+            assert_eq!(octets.len() % 4, 0);
+            octets.extend_from_slice(&[0; 4]);
+            let packet = Packet::parse(&octets).expect("we sent a packet");
+            assert!(packet.headers.bth.mig_req);
+            assert_eq!(packet.headers.bth.pkey, Pkey::DEFAULT);
+            self.record.push((now, packet.headers));
+            packets.push((frame.destination, octets));
+        }
+        self.drain();
+        packets
+    }
+
+    /// All that it wants to send now.
+    pub fn transmit_all(&mut self, now: Time) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut rounds = 0;
+        while self.qp.wants_transmit() {
+            all.extend(self.transmit(now).into_iter().map(|(_, octets)| octets));
+            rounds += 1;
+            assert!(rounds < 100_000, "wants to transmit for ever");
+        }
+        all
+    }
+
+    /// Headers of all that it wants to send now.
+    pub fn answers(&mut self, now: Time) -> Vec<Headers> {
+        self.transmit_all(now)
+            .iter()
+            .map(|octets| Packet::parse(octets).unwrap().headers)
+            .collect()
+    }
+
+    pub fn feed(&mut self, now: Time, octets: &[u8], meta: &PacketMeta) {
+        let Ok(packet) = Packet::parse(octets) else {
+            return;
+        };
+        self.qp.on_packet(now, &mut self.memory, &packet, meta);
+        self.drain();
+    }
+
+    /// A packet made up by a test, without a network.
+    pub fn inject(&mut self, now: Time, headers: Headers, payload: &[u8]) {
+        let packet = built(headers, payload);
+        self.feed(now, &packet, &PacketMeta::default());
+    }
+
+    /// Fetches everything that there is to tell, in the order of the contract.
+    pub fn drain(&mut self) {
+        while let Some(event) = self.qp.poll_event() {
+            self.events.push(event);
+        }
+        while let Some(received) = self.qp.poll_recv_completion() {
+            self.received.push(received.completion);
+            self.sources.push(received);
+        }
+        while let Some(completion) = self.qp.poll_send_completion() {
+            self.sent.push(completion);
+        }
+    }
+
+    pub fn statuses(&self) -> Vec<(u64, WcStatus)> {
+        statuses(&self.sent)
+    }
+
+    pub fn opcodes(&self) -> Vec<Opcode> {
+        self.record
+            .iter()
+            .map(|(_, headers)| headers.bth.opcode)
+            .collect()
+    }
+
+    pub fn clear_record(&mut self) {
+        self.record.clear();
+    }
+}
+
+/// The octets of a packet.
+pub fn built(mut headers: Headers, payload: &[u8]) -> Vec<u8> {
+    headers.bth.pad_count = softverbs_wire::ib::pad_count(payload.len());
+    let mut octets = Vec::new();
+    let trailer = Trailer::new(payload.len(), [0; 4]);
+    Packet {
+        headers,
+        payload,
+        trailer,
+    }
+    .append_to(&mut octets);
+    octets
+}
+
+pub fn bth(opcode: Opcode, to: Qpn, psn: Psn) -> Headers {
+    Headers::new(Bth::new(opcode, to, psn))
+}
+
+/// Two ends and what is on its way between them.
+#[derive(Debug)]
+pub struct Pair {
+    pub a: End,
+    pub b: End,
+    pub now: Time,
+    pub random: Random,
+    pub network: Network,
+    /// By time of arrival and order of sending: whether to `b`, the octets, the mark.
+    on_the_way: BTreeMap<(Time, u64), (bool, Vec<u8>, bool)>,
+    sent: u64,
+    /// Packets that a test wants to be lost: asked for each packet, `true` if from `a`.
+    pub filter: Option<Filter>,
+    /// Most packets in flight at once towards either end.
+    pub peak: usize,
+}
+
+/// Says of a packet, `true` if from `a`, whether it gets through.
+type Passes = dyn FnMut(bool, &Headers) -> bool;
+
+/// Decides which packets get through.
+pub struct Filter(pub Box<Passes>);
+
+impl core::fmt::Debug for Filter {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Filter")
+    }
+}
+
+impl Pair {
+    /// Two queue pairs in RESET.
+    pub fn reset(qp_type: QpType, network: Network, seed: u64) -> Self {
+        Self {
+            a: End::new(config(qp_type, A_QPN)),
+            b: End::new(config(qp_type, B_QPN)),
+            now: Time::ZERO,
+            random: Random(seed),
+            network,
+            on_the_way: BTreeMap::new(),
+            sent: 0,
+            filter: None,
+            peak: 0,
+        }
+    }
+
+    /// Two reliable queue pairs in RTS.
+    pub fn new(attributes: QpAttributes, network: Network, seed: u64) -> Self {
+        let mut pair = Self::reset(QpType::Rc, network, seed);
+        pair.connect(attributes);
+        pair
+    }
+
+    pub fn good() -> Self {
+        Self::new(attributes(), Network::GOOD, 1)
+    }
+
+    pub fn connect(&mut self, attributes: QpAttributes) {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            self.a.to(state, &of_a(attributes));
+            self.b.to(state, &of_b(attributes));
+        }
+    }
+
+    /// Packets that `filter` refuses are lost.
+    pub fn lose(&mut self, mut loses: impl FnMut(bool, &Headers) -> bool + 'static) {
+        let passes = move |from_a: bool, headers: &Headers| !loses(from_a, headers);
+        self.filter = Some(Filter(Box::new(passes)));
+    }
+
+    fn send(&mut self, to_b: bool, octets: Vec<u8>) {
+        let headers = Packet::parse(&octets).unwrap().headers;
+        if let Some(Filter(passes)) = &mut self.filter
+            && !passes(to_b, &headers)
+        {
+            return;
+        }
+        if self.random.chance(self.network.drop) {
+            return;
+        }
+        let copies = 1 + usize::from(self.random.chance(self.network.duplicate));
+        for _ in 0..copies {
+            let mut arrival = self.now + LATENCY;
+            if self.random.chance(self.network.reorder) {
+                arrival = arrival + Duration::from_nanos(self.random.next() % 60_000);
+            }
+            let mark = self.random.chance(self.network.mark);
+            self.sent += 1;
+            self.on_the_way
+                .insert((arrival, self.sent), (to_b, octets.clone(), mark));
+        }
+        self.peak = self.peak.max(self.on_the_way.len());
+    }
+
+    fn transmit(&mut self) {
+        loop {
+            let mut moved = false;
+            for to_b in [true, false] {
+                let end = if to_b { &mut self.a } else { &mut self.b };
+                if end.qp.wants_transmit() {
+                    moved = true;
+                    for (destination, octets) in end.transmit(self.now) {
+                        assert_eq!(destination, Destination::Peer);
+                        self.send(to_b, octets);
+                    }
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    fn next_time(&self) -> Option<Time> {
+        let arrival = self
+            .on_the_way
+            .first_key_value()
+            .map(|((time, _), _)| *time);
+        [arrival, self.a.qp.deadline(), self.b.qp.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Transmits, and goes on to what happens next, if that is not after `until`.
+    pub fn step(&mut self, until: Time) -> bool {
+        self.transmit();
+        let Some(next) = self.next_time().filter(|next| *next <= until) else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        while let Some(entry) = self.on_the_way.first_entry() {
+            if entry.key().0 > self.now {
+                break;
+            }
+            let (to_b, octets, ecn_ce) = entry.remove();
+            let end = if to_b { &mut self.b } else { &mut self.a };
+            let meta = PacketMeta { ecn_ce, grh: None };
+            end.feed(self.now, &octets, &meta);
+        }
+        for end in [&mut self.a, &mut self.b] {
+            if end
+                .qp
+                .deadline()
+                .is_some_and(|deadline| deadline <= self.now)
+            {
+                end.qp.on_timeout(self.now);
+                end.drain();
+            }
+        }
+        true
+    }
+
+    /// Runs until nothing happens any more.
+    pub fn run(&mut self) {
+        self.run_until(Time::new(Duration::from_secs(100_000)));
+    }
+
+    pub fn run_until(&mut self, until: Time) {
+        let mut steps = 0;
+        while self.step(until) {
+            steps += 1;
+            assert!(steps < 2_000_000, "never comes to rest");
+        }
+        self.a.memory.assert_canaries();
+        self.b.memory.assert_canaries();
+    }
+
+    /// Both are still connected.
+    pub fn assert_connected(&self) {
+        assert_eq!(self.a.qp.state(), QpState::Rts, "{:?}", self.a.events);
+        assert_eq!(self.b.qp.state(), QpState::Rts, "{:?}", self.b.events);
+    }
+}
+
+pub fn of_a(attributes: QpAttributes) -> QpAttributes {
+    QpAttributes {
+        dest_qpn: B_QPN,
+        sq_psn: A_PSN,
+        rq_psn: B_PSN,
+        ..attributes
+    }
+}
+
+pub fn of_b(attributes: QpAttributes) -> QpAttributes {
+    QpAttributes {
+        dest_qpn: A_QPN,
+        sq_psn: B_PSN,
+        rq_psn: A_PSN,
+        ..attributes
+    }
+}
+
+pub fn sge(key: u32, addr: u64, len: usize) -> Sge {
+    Sge {
+        addr,
+        length: u32::try_from(len).unwrap(),
+        lkey: Lkey::new(key),
+    }
+}
+
+pub fn rkey(key: u32) -> Rkey {
+    Rkey::new(key)
+}
+
+/// A signaled request with one scatter/gather entry.
+pub fn wr(wr_id: u64, op: SendOp, sge: Sge) -> SendRequest {
+    SendRequest {
+        wr_id,
+        op,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(smallvec![sge]),
+    }
+}
+
+pub fn inline(wr_id: u64, op: SendOp, data: &[u8]) -> SendRequest {
+    SendRequest {
+        wr_id,
+        op,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Inline(data.iter().copied().collect()),
+    }
+}
+
+pub fn with_flags(request: SendRequest, flags: SendFlags) -> SendRequest {
+    SendRequest {
+        flags: request.flags | flags,
+        ..request
+    }
+}
+
+pub fn read_op(key: u32, remote_addr: u64) -> SendOp {
+    SendOp::Read {
+        remote_addr,
+        rkey: rkey(key),
+    }
+}
+
+pub fn write_op(key: u32, remote_addr: u64) -> SendOp {
+    SendOp::Write {
+        remote_addr,
+        rkey: rkey(key),
+    }
+}
+
+pub fn fetch_add(key: u32, remote_addr: u64, add: u64) -> SendOp {
+    SendOp::FetchAdd {
+        remote_addr,
+        rkey: rkey(key),
+        add,
+    }
+}
+
+pub fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
+    completions
+        .iter()
+        .map(|completion| (completion.wr_id, completion.status))
+        .collect()
+}
+
+/// Octets that differ from place to place.
+pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    let octet = |at: usize| at.to_le_bytes()[0];
+    (0..len)
+        .map(|at| octet(at).wrapping_mul(31) ^ octet(at >> 8) ^ octet(at >> 16) ^ seed)
+        .collect()
+}
+
+/// Kind of the acknowledge in the headers.
+pub fn kind(headers: &Headers) -> AethKind {
+    headers.aeth.expect("an acknowledge").syndrome.kind()
+}
+
+pub fn nak(code: NakCode) -> AethKind {
+    AethKind::Nak { code }
+}
+
+pub fn is_ack(headers: &Headers) -> bool {
+    matches!(kind(headers), AethKind::Ack { .. })
+}
