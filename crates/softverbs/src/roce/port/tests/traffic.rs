@@ -221,6 +221,30 @@ fn the_public_port_forwards() {
     }
 }
 
+/// A process that takes nothing must not hold up the one that forwards.
+#[test]
+fn a_stuck_process_holds_nobody_up() {
+    let (_folder, one, other) = two_ports();
+    let (stuck, got_stuck) = queue_pair(other);
+    let (own, got_own) = queue_pair(one);
+    let lock = other.relay.lock_inbox();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = socket.local_addr().unwrap().port();
+    let ends = Ends::new((V4, from), (V4, one.public_port)).unwrap();
+    for psn in 0..500 {
+        for to in [stuck, own] {
+            let mut octets = packet(to, psn, 1024);
+            octets.extend_from_slice(&[0; 4]);
+            ends.seal(0, &mut octets);
+            socket.send_to(&octets, (V4, one.public_port)).unwrap();
+        }
+        wait_until("own packets", || got_own.count() > psn as usize);
+    }
+    wait_until("losses", || one.counters().forward_lost > 0);
+    drop(lock);
+    wait_until("what its queue held", || got_stuck.count() > 0);
+}
+
 fn request(service: ServiceId) -> [u8; MAD_LEN] {
     let request = Req {
         service_id: service,
