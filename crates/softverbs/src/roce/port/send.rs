@@ -30,11 +30,40 @@ use crate::mr_table::MrTable;
 const GATHER_LEN: usize = 65_507;
 /// Packets that one call takes, in every kernel with segmentation offload.
 const GATHER_PACKETS: usize = 64;
-/// Capacity of the buffer: one packet can be longer than what is gathered.
-const BUFFER: usize = 1 << 16;
 
 thread_local! {
-    static BUFFERS: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(BUFFER));
+    static BUFFERS: RefCell<Buffer> = RefCell::new(Buffer::new());
+}
+
+/// Where packets are put together. What it held before is overwritten, not cleared.
+pub(super) struct Buffer {
+    octets: Vec<u8>,
+    len: usize,
+}
+
+impl Buffer {
+    pub(super) fn new() -> Self {
+        Self {
+            octets: vec![0; GATHER_LEN],
+            len: 0,
+        }
+    }
+
+    /// The next `len` octets, to be written.
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
+        let start = self.len;
+        self.len += len;
+        // One packet can be longer than what is gathered.
+        if self.octets.len() < self.len {
+            self.octets.resize(self.len, 0);
+        }
+        &mut self.octets[start..self.len]
+    }
+
+    /// What was written.
+    pub(super) fn filled(&mut self) -> &mut [u8] {
+        &mut self.octets[..self.len]
+    }
 }
 
 /// The ends of a path with their ports.
@@ -88,7 +117,7 @@ pub(super) trait Packets {
     fn len_of(&self, index: usize) -> usize;
 
     /// Appends a packet, without the ICRC, to the buffer.
-    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault>;
+    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault>;
 }
 
 /// Packets of a batch, whose payload is in registered memory.
@@ -108,17 +137,15 @@ impl Packets for Batched<'_> {
         self.frames[index].len
     }
 
-    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault> {
+    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault> {
         for piece in self.batch.pieces(&self.frames[index]) {
             match *piece {
                 Piece::Scratch { start, len } => {
-                    buffer.extend_from_slice(&self.batch.scratch()[start..start + len]);
+                    let octets = &self.batch.scratch()[start..start + len];
+                    buffer.room(len).copy_from_slice(octets);
                 }
                 Piece::Memory { key, addr, len } => {
-                    let start = buffer.len();
-                    buffer.resize(start + len, 0);
-                    self.regions
-                        .read(key, addr, &mut buffer[start..], self.pd)?;
+                    self.regions.read(key, addr, buffer.room(len), self.pd)?;
                 }
             }
         }
@@ -140,9 +167,9 @@ pub(super) fn gather(
     first: usize,
     offload: bool,
     ends: &Ends,
-    buffer: &mut Vec<u8>,
+    buffer: &mut Buffer,
 ) -> (Gathered, Option<MemoryFault>) {
-    buffer.clear();
+    buffer.len = 0;
     let mut gathered = Gathered::default();
     for index in first..packets.count() {
         let len = packets.len_of(index) + Icrc::LEN;
@@ -151,19 +178,19 @@ pub(super) fn gather(
         } else if !offload
             || gathered.packets == GATHER_PACKETS
             || len > gathered.segment
-            || buffer.len() + len > GATHER_LEN
+            || buffer.len + len > GATHER_LEN
         {
             break;
         }
-        let start = buffer.len();
+        let start = buffer.len;
         if let Err(fault) = packets.append(index, buffer) {
-            buffer.truncate(start);
+            buffer.len = start;
             return (gathered, Some(fault));
         }
-        buffer.extend_from_slice(&[0; Icrc::LEN]);
+        buffer.room(Icrc::LEN);
         // The kernel numbers the segments of one call from 0.
         let ident = u16::try_from(gathered.packets).unwrap_or(0);
-        ends.seal(ident, &mut buffer[start..]);
+        ends.seal(ident, &mut buffer.filled()[start..]);
         gathered.packets += 1;
         if len < gathered.segment {
             break;
@@ -237,7 +264,7 @@ impl Port {
                 let offload = sock.gso.load(Ordering::Relaxed);
                 let (gathered, fault) = gather(packets, took, offload, &ends, buffer);
                 if gathered.packets > 0 {
-                    match self.transmit(sock, &ends, &envelope, gathered, buffer) {
+                    match self.transmit(sock, &ends, &envelope, gathered, buffer.filled()) {
                         (n, Outcome::Took) => took += n,
                         (n, Outcome::Blocked) if took + n == 0 => return Sent::Blocked,
                         (n, Outcome::Refused(errno)) if took + n == 0 => {

@@ -153,14 +153,14 @@ fn gathering() {
                 .map(|psn| packet(Qpn::new(9), psn, 4096))
                 .collect(),
         );
-        let mut buffer = Vec::with_capacity(1 << 16);
+        let mut buffer = Buffer::new();
         let (mut done, mut sum) = (0, 0);
         let before = cpu_time();
         while done < 30_000 {
             let first = done % packets.0.len();
             let (gathered, _) = send::gather(&packets, first, true, &ends, &mut buffer);
             done += gathered.packets;
-            sum += usize::from(buffer[buffer.len() - 1]);
+            sum += usize::from(buffer.filled()[0]);
         }
         let together = cpu_time() - before;
         let before = cpu_time();

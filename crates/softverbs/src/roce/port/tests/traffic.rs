@@ -108,13 +108,14 @@ fn the_same_with_and_without_offload() {
     let end = |port| SocketAddr::new(V4, port);
     let ends = Ends::new((V4, 1000), (V4, 4791)).unwrap();
     let packets = Octets((0..100).map(|psn| packet(Qpn::new(9), psn, 1000)).collect());
-    let (mut together, mut alone) = (Vec::new(), Vec::new());
+    let (mut together, mut alone) = (Buffer::new(), Buffer::new());
     let (gathered, fault) = gather(&packets, 0, true, &ends, &mut together);
     assert_eq!(fault, None);
     assert_eq!((gathered.packets, gathered.segment), (64, 1016));
-    for (index, segment) in together.chunks_mut(1016).enumerate() {
+    for (index, segment) in together.filled().chunks_mut(1016).enumerate() {
         let (one, _) = gather(&packets, index, false, &ends, &mut alone);
         assert_eq!(one.packets, 1);
+        let alone = alone.filled();
         assert_eq!(segment[..1012], alone[..1012]);
         assert_eq!(segment == alone, index == 0, "identification {index}");
         let (SocketAddr::V4(from), SocketAddr::V4(to)) = (end(1000), end(4791)) else {
