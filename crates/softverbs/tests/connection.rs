@@ -393,7 +393,9 @@ fn calls_out_of_order_say_so() {
         assert!(error.to_string().contains("idle"), "{error}");
     }
     assert_eq!(
-        CmId::new(&channel, PortSpace::Udp, 0).unwrap_err().errno(),
+        CmId::new(&channel, PortSpace::Ipoib, 0)
+            .unwrap_err()
+            .errno(),
         95
     );
 }

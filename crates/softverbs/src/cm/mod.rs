@@ -25,11 +25,13 @@ use socket2::SockAddr;
 use softverbs_proto::iwarp::negotiate::Wishes;
 use softverbs_proto::iwarp::stream::{CloseCause, Role};
 
-pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH};
+pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH, UdParam};
 pub(crate) use self::id::IdShared;
 use self::id::{Handle, Phase, State};
 pub use self::options::CmOption;
 use self::options::Options;
+use softverbs_proto::qp_state::QpType;
+
 use crate::context::{Context, Pd};
 use crate::device::{Device, Transport, limits};
 use crate::engine::Engine;
@@ -49,11 +51,12 @@ const RTR_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum PortSpace {
     /// IP over InfiniBand. **Not supported.**
     Ipoib = 0x0002,
-    /// Any transport, InfiniBand service ids. **Not supported.**
+    /// InfiniBand service ids (RoCE). Addresses are those of IP nevertheless.
     Ib = 0x013f,
     /// Reliable connections.
     Tcp = 0x0106,
-    /// Datagrams. **Not supported.**
+    /// Datagrams (RoCE): `connect` asks for the queue pair behind a port, and its `Established`
+    /// says where it is ([`ConnParam::ud`]).
     Udp = 0x0111,
 }
 
@@ -66,7 +69,8 @@ pub struct CmId {
 
 impl CmId {
     /// A new identifier whose events come through `channel`. `context` is the application's.
-    /// EOPNOTSUPP for port spaces other than [`PortSpace::Tcp`].
+    /// Port spaces other than [`PortSpace::Tcp`] exist on RoCE only, which they choose;
+    /// EOPNOTSUPP for [`PortSpace::Ipoib`].
     pub fn new(channel: &EventChannel, ps: PortSpace, context: u64) -> Result<Self> {
         Self::create(channel, ps, context, false)
     }
@@ -78,20 +82,16 @@ impl CmId {
     }
 
     fn create(channel: &EventChannel, ps: PortSpace, context: u64, sync: bool) -> Result<Self> {
-        if ps != PortSpace::Tcp {
-            return Err(Error::not_supported(
-                "ps",
-                "there is the port space RDMA_PS_TCP only",
-            ));
+        let mut options = Options::of_environment()?;
+        match ps {
+            PortSpace::Tcp => {}
+            PortSpace::Udp | PortSpace::Ib => options.transport = Transport::Roce,
+            PortSpace::Ipoib => {
+                return Err(Error::not_supported("ps", "there is no RDMA_PS_IPOIB"));
+            }
         }
         Engine::get()?;
-        Ok(IdShared::create(
-            channel,
-            ps,
-            context,
-            sync,
-            Options::of_environment()?,
-        ))
+        Ok(IdShared::create(channel, ps, context, sync, options))
     }
 
     fn shared(&self) -> &Arc<IdShared> {
@@ -151,6 +151,12 @@ impl CmId {
         let mut state = self.shared().lock();
         if matches!(option, CmOption::Transport(_)) && !matches!(state.phase, Phase::Idle) {
             return Err(wrong_phase(&state, "change the transport"));
+        }
+        if option == CmOption::Transport(Transport::Iwarp) && self.shared().ps != PortSpace::Tcp {
+            return Err(Error::not_supported(
+                "transport",
+                "iWARP has the port space RDMA_PS_TCP only",
+            ));
         }
         state
             .options
@@ -300,7 +306,7 @@ impl CmId {
     }
 
     /// Creates the queue pair of this identifier, in INIT: receives may be posted, and should be
-    /// before `connect` or `accept`. EINVAL if there is one, or if the protection domain belongs
+    /// before `connect` or `accept`. Datagram queue pairs are in RTS at once. EINVAL if there is one, or if the protection domain belongs
     /// to another device than [`CmId::verbs`].
     pub fn create_qp(&self, pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Qp> {
         {
@@ -316,8 +322,18 @@ impl CmId {
                 Some(_) => {}
             }
         }
+        let datagrams = self.shared().ps == PortSpace::Udp;
+        if datagrams != (attr.qp_type == QpType::Ud) {
+            return Err(Error::invalid(
+                "qp_type",
+                "UD goes with RDMA_PS_UDP, and with nothing else",
+            ));
+        }
         let qp = pd.create_qp(attr)?;
         qp.inner().to_init()?;
+        if datagrams {
+            qp.inner().datagrams_to_rts(ib::random_u32()?)?;
+        }
         let mut state = self.shared().lock();
         if state.qp.is_some() {
             drop(state);
@@ -355,6 +371,9 @@ impl CmId {
         }
         match self.transport() {
             Transport::Iwarp => self.connect_tcp(param)?,
+            Transport::Roce if self.shared().ps == PortSpace::Udp => {
+                ib::ask(self.shared(), param)?;
+            }
             Transport::Roce => ib::connect(self.shared(), param)?,
         }
         self.wait_for(EventKind::Established)
@@ -416,6 +435,10 @@ impl CmId {
     pub fn accept(&self, param: &ConnParam) -> Result<()> {
         match self.transport() {
             Transport::Iwarp => self.accept_tcp(param)?,
+            Transport::Roce if self.shared().ps == PortSpace::Udp => {
+                // The answer is all there is: no event follows.
+                return ib::answer(self.shared(), param);
+            }
             Transport::Roce => ib::accept(self.shared(), param)?,
         }
         self.wait_for(EventKind::Established)
@@ -493,6 +516,9 @@ impl CmId {
                 check_private_data(private_data)?;
                 request.reject(private_data)?;
             }
+            Err(connection) if self.shared().ps == PortSpace::Udp => {
+                ib::decline(connection, private_data)?;
+            }
             Err(connection) => ib::reject(connection, private_data)?,
         }
         let mut state = self.shared().lock();
@@ -517,6 +543,9 @@ impl CmId {
         };
         if let Some(connection) = connection {
             return ib::disconnect(connection);
+        }
+        if self.shared().ps == PortSpace::Udp {
+            return Err(Error::invalid("id", "datagrams have no connection"));
         }
         if let Some(qp) = qp {
             qp.inner().disconnect();

@@ -29,6 +29,14 @@ pub(in crate::cm) struct Incoming {
     pub(super) initiator_depth: u8,
 }
 
+impl Incoming {
+    /// A question of a datagram identifier.
+    pub(super) const DATAGRAM: Self = Self {
+        responder_resources: 0,
+        initiator_depth: 0,
+    };
+}
+
 /// Listens on what the identifier is bound to.
 pub(in crate::cm) fn listen(
     id: &Arc<IdShared>,
@@ -59,7 +67,7 @@ fn depth(what: &'static str, asked: u8, offer: u8) -> Result<u8> {
     }
 }
 
-fn check_private_data(private_data: &[u8], most: usize) -> Result<()> {
+pub(super) fn check_private_data(private_data: &[u8], most: usize) -> Result<()> {
     if private_data.len() > most {
         return Err(Error::invalid(
             "private_data",

@@ -90,7 +90,7 @@ pub(in crate::cm) fn ephemeral() -> Result<u16> {
     Ok(EPHEMERAL.start() + u16::try_from(random % count).unwrap_or(0))
 }
 
-pub(super) fn random_u32() -> Result<u32> {
+pub(in crate::cm) fn random_u32() -> Result<u32> {
     getrandom::u32().map_err(|_| Error::os("getrandom", libc::EIO))
 }
 
