@@ -322,7 +322,7 @@ impl Port {
 
     /// Octets that wait in the kernel at most until somebody receives them, its bookkeeping
     /// included. A window that is larger than a part of this overruns a peer on a host like this.
-    fn receive_room(&self) -> usize {
+    pub(crate) fn receive_room(&self) -> usize {
         self.socks
             .iter()
             .filter_map(|sock| sock.get()?.options().recv_buffer_size().ok())

@@ -98,6 +98,7 @@ impl Port {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
+            burst.begin_round();
             for index in 0..got {
                 burst.datagrams(sock, inbox, index);
             }
@@ -117,12 +118,17 @@ impl<'a> Burst<'a> {
     pub(super) fn new(port: &'a Port, public: bool) -> Self {
         Self {
             port,
-            now: port.engine.coarse_now(),
+            now: Time::ZERO,
             public,
             sinks: SmallVec::new(),
             outgoing: Outgoing::default(),
             packets: 0,
         }
+    }
+
+    /// Packets have come: this is the moment. Exact, since round trips are measured by it.
+    pub(super) fn begin_round(&mut self) {
+        self.now = self.port.engine.now();
     }
 
     /// Everybody has their packets: acknowledges may go out. Returns how many there were.

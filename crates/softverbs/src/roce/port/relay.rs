@@ -249,6 +249,7 @@ impl Port {
             let Ok(len) = self.relay.socket.recv(&mut inbox) else {
                 break;
             };
+            burst.begin_round();
             let mut octets = &inbox[..len];
             while let Some((record, rest)) = split(octets, self.public_port) {
                 octets = rest;
