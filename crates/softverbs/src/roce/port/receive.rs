@@ -92,8 +92,12 @@ impl Port {
         let inbox = inbox.get_or_insert_with(Inbox::new);
         let mut burst = Burst::new(self, which >= PUBLIC_V4);
         for round in 0..ROUNDS {
-            let most = if round == 0 { FIRST_ROUND } else { INBOX };
-            let got = match inbox.receive(sock.fd(), most) {
+            let (most, got) = if round == 0 {
+                (FIRST_ROUND, inbox.receive::<FIRST_ROUND>(sock.fd()))
+            } else {
+                (INBOX, inbox.receive::<INBOX>(sock.fd()))
+            };
+            let got = match got {
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
