@@ -21,7 +21,7 @@ use std::io::{self, Read, Seek, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use softverbs_wire::num::ServiceId;
 
@@ -42,6 +42,12 @@ pub(super) struct Lock {
 }
 
 impl Lock {
+    /// Makes the file look used: there are cleaners that remove old ones from `/tmp`.
+    pub(super) fn touch(&self) {
+        // Only the owner of a file may, and that is who made it.
+        let _ = self.file.set_modified(SystemTime::now());
+    }
+
     /// Removes the file and unlocks it.
     pub(super) fn remove(self) {
         // While it is still locked: whoever opens it now finds out that it is gone.

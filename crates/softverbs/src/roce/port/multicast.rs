@@ -107,6 +107,13 @@ impl Port {
         }
     }
 
+    /// See [`Lock::touch`].
+    pub(super) fn touch_groups(&self) {
+        let locks = &self.groups.locks;
+        let locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.values().for_each(Lock::touch);
+    }
+
     /// The queue pairs of this process in a group.
     pub(super) fn members(&self, group: IpAddr) -> SmallVec<[Qpn; 4]> {
         self.groups

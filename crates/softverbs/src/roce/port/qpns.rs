@@ -79,6 +79,11 @@ impl Qpns {
         self.free.pop_front().map(|(_, qpn)| qpn)
     }
 
+    /// The locks of the slots.
+    pub(super) fn locks(&self) -> impl Iterator<Item = &Lock> {
+        self.slots.iter().map(|(_, lock)| lock)
+    }
+
     pub(super) fn free(&mut self, now: Time, qpn: Qpn) {
         self.free.push_back((now, qpn));
     }

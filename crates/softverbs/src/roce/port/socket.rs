@@ -222,8 +222,9 @@ impl Source for Served {
         }
     }
 
-    fn timeout(&self, _: &Engine, _: Time) {
+    fn timeout(&self, _: &Engine, now: Time) {
         self.port.claim_public_ports();
+        self.port.touch_files(now);
     }
 
     fn neglected(&self) -> bool {

@@ -369,6 +369,35 @@ fn what_cannot_be_sent() {
     assert_eq!(one.counters().packets_out, 0);
 }
 
+/// Cleaners of `/tmp` look at the times of files.
+#[test]
+fn files_stay_young() {
+    let (folder, one, _other) = two_ports();
+    let service = ServiceId::new(77);
+    one.publish_service(service, V4).unwrap();
+    let find = |part: &str, name: &str| {
+        let net = std::fs::read_dir(folder.path()).unwrap().next().unwrap();
+        net.unwrap().path().join(part).join(name)
+    };
+    let files = [
+        find("slots", &format!("{:03x}", one.slot())),
+        find("services", &format!("{:016x}-{V4}", 77)),
+    ];
+    let old = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let age = |file: &PathBuf| std::fs::metadata(file).unwrap().modified().unwrap();
+    for file in &files {
+        std::fs::File::open(file)
+            .unwrap()
+            .set_modified(old)
+            .unwrap();
+    }
+    let now = one.engine.now();
+    one.touch_files(now + Duration::from_secs(3000));
+    assert!(files.iter().all(|file| age(file) == old), "not yet");
+    one.touch_files(now + Duration::from_secs(3601));
+    assert!(files.iter().all(|file| age(file) > old));
+}
+
 #[test]
 fn status_tells_all() {
     let (_folder, one, _other) = two_ports();
