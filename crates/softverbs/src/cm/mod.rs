@@ -5,8 +5,8 @@
 //! that event itself.
 //!
 //! `event.rs` holds events and channels, `options.rs` the options, `id.rs` the state of an
-//! identifier, `resolve.rs` addresses, `active.rs` and `passive.rs` the two sides of setting up a
-//! connection over TCP, `ib/` the connection manager over RoCE.
+//! identifier, `resolve.rs` addresses, `tcp.rs` with `active.rs` and `passive.rs` how
+//! a connection over TCP is set up, `ib/` the connection manager over RoCE.
 
 mod active;
 mod event;
@@ -15,6 +15,7 @@ mod id;
 mod options;
 mod passive;
 pub(crate) mod resolve;
+mod tcp;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,28 +23,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::SockAddr;
-use softverbs_proto::iwarp::negotiate::Wishes;
-use softverbs_proto::iwarp::stream::{CloseCause, Role};
+use softverbs_proto::iwarp::stream::CloseCause;
+use softverbs_proto::qp_state::QpType;
 
 pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH, UdParam};
 pub(crate) use self::id::IdShared;
 use self::id::{Handle, Phase, State};
 pub use self::options::CmOption;
 use self::options::Options;
-use softverbs_proto::qp_state::QpType;
-
 use crate::context::{Context, Pd};
-use crate::device::{Device, Transport, limits};
+use crate::device::{Device, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::qp::{Qp, QpInitAttr};
 
-/// Most private data that an MPA frame of revision 2 carries to every known peer.
-const MAX_PRIVATE_DATA: usize = 251;
 /// Connect requests that may wait to be fetched, at most.
 const MAX_BACKLOG: usize = 1024;
-/// How long a peer that asked for peer-to-peer mode may take to send its first frame.
-const RTR_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Port spaces; the values are those of `enum rdma_port_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -356,11 +351,14 @@ impl CmId {
     /// [`ConnectError`](EventKind::ConnectError). From the return of this call on, send requests
     /// may be posted: they leave when they may.
     ///
-    /// Status of the event: no listener, or rejected by the application: `Rejected`
+    /// Status of the event over iWARP: no listener, or rejected by the application: `Rejected`
     /// -ECONNREFUSED; closed or reset: `Rejected` -ECONNRESET; no answer: `Unreachable`
-    /// -ETIMEDOUT; MPA violated: `ConnectError` -EINVAL.
+    /// -ETIMEDOUT; MPA violated: `ConnectError` -EINVAL. Over RoCE: `Rejected` with the reason of
+    /// the connection manager, 8 for no listener and 28 for the application's; no answer:
+    /// `Unreachable` -ETIMEDOUT.
     ///
-    /// EINVAL: no route resolved, no queue pair, more than 251 octets of private data, or depths
+    /// EINVAL: no route resolved, no queue pair, more private data than 251 octets (RoCE: 56, which
+    /// the peer gets padded with zeros to that length; 180 with [`PortSpace::Udp`]), or depths
     /// beyond the device's.
     pub fn connect(&self, param: &ConnParam) -> Result<()> {
         {
@@ -379,59 +377,15 @@ impl CmId {
         self.wait_for(EventKind::Established)
     }
 
-    fn connect_tcp(&self, param: &ConnParam) -> Result<()> {
-        let (attempt, socket, source, qp) = {
-            let state = self.shared().lock();
-            if !matches!(state.phase, Phase::RouteResolved) {
-                return Err(wrong_phase(&state, "connect"));
-            }
-            let Some(peer) = state.peer else {
-                return Err(wrong_phase(&state, "connect"));
-            };
-            let Some(qp) = state.qp.clone() else {
-                return Err(Error::invalid("id", "has no queue pair"));
-            };
-            let wishes = wishes(param, &state.options)?;
-            let attempt = active::Attempt::new(
-                self.shared(),
-                peer,
-                state.options,
-                wishes,
-                param.private_data.clone(),
-            );
-            (attempt, state.socket.is_some(), state.local, qp)
-        };
-        qp.inner().to_rtr()?;
-        let socket = {
-            let mut state = self.shared().lock();
-            if !matches!(state.phase, Phase::RouteResolved) {
-                return Err(wrong_phase(&state, "connect"));
-            }
-            state.phase = Phase::Connecting(attempt.clone());
-            if socket { state.socket.take() } else { None }
-        };
-        let started = attempt.start(Engine::get()?, socket, source);
-        {
-            let mut state = self.shared().lock();
-            match started {
-                Ok(local) => state.local = local.or(state.local),
-                Err(error) => {
-                    state.phase = Phase::RouteResolved;
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Accepts a connect request. Ends with [`EventKind::Established`], or with
     /// [`Rejected`](EventKind::Rejected), [`Unreachable`](EventKind::Unreachable) or
     /// [`ConnectError`](EventKind::ConnectError) if the peer does not go through with it. From
     /// the return of this call on, send requests may be posted: the stack holds them, in order,
     /// until the peer may receive them.
     ///
-    /// EINVAL: no connect request, no queue pair, more than 251 octets of private data, or depths
-    /// beyond the device's; ECONNRESET or EPIPE: the peer has gone.
+    /// EINVAL: no connect request, no queue pair, more private data than 251 octets (RoCE: 196;
+    /// 136 with [`PortSpace::Udp`], where no event follows), or depths beyond the device's;
+    /// ECONNRESET or EPIPE: the peer has gone.
     pub fn accept(&self, param: &ConnParam) -> Result<()> {
         match self.transport() {
             Transport::Iwarp => self.accept_tcp(param)?,
@@ -444,62 +398,8 @@ impl CmId {
         self.wait_for(EventKind::Established)
     }
 
-    fn accept_tcp(&self, param: &ConnParam) -> Result<()> {
-        let (request, qp, wishes, options) = {
-            let state = self.shared().lock();
-            let Phase::Requested(request) = &state.phase else {
-                return Err(wrong_phase(&state, "accept"));
-            };
-            let Some(qp) = state.qp.clone() else {
-                return Err(Error::invalid("id", "has no queue pair"));
-            };
-            (
-                request.clone(),
-                qp,
-                wishes(param, &state.options)?,
-                state.options,
-            )
-        };
-        qp.inner().to_rtr()?;
-        let accepted = request.accept(&wishes, &param.private_data);
-        let accepted = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                if error.errno() != libc::EINVAL {
-                    self.shared().lock().phase = Phase::Failed;
-                    qp.inner().abort(CloseCause::Lost);
-                }
-                return Err(error);
-            }
-        };
-        let negotiated = accepted.negotiated;
-        let established = ConnParam {
-            initiator_depth: active::depth(negotiated.ird),
-            responder_resources: active::depth(negotiated.ord),
-            ..ConnParam::default().cleared()
-        };
-        let before = {
-            let mut state = self.shared().lock();
-            std::mem::replace(&mut state.phase, Phase::Establishing(established))
-        };
-        drop(before);
-        let sizing = options.sizing(&(&accepted.socket).into());
-        let role = Role::Responder {
-            grace: options.grace,
-            rtr_timeout: RTR_TIMEOUT,
-        };
-        qp.inner().attach(
-            accepted.socket,
-            role,
-            negotiated,
-            sizing,
-            &accepted.early,
-            Arc::downgrade(self.shared()),
-        )
-    }
-
     /// Rejects a connect request; the peer gets [`EventKind::Rejected`] with the private data
-    /// (up to 251 octets, else EINVAL).
+    /// (up to 251 octets, RoCE 148, else EINVAL).
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
         let request = {
             let state = self.shared().lock();
@@ -513,7 +413,7 @@ impl CmId {
         };
         match request {
             Ok(request) => {
-                check_private_data(private_data)?;
+                tcp::check_private_data(private_data)?;
                 request.reject(private_data)?;
             }
             Err(connection) if self.shared().ps == PortSpace::Udp => {
@@ -529,9 +429,10 @@ impl CmId {
         Ok(())
     }
 
-    /// Closes the connection in good order: what TCP has taken is delivered, other requests are
-    /// flushed. Both ends get [`EventKind::Disconnected`]. Harmless if the connection has ended
-    /// already; EINVAL if there never was one.
+    /// Closes the connection in good order: over iWARP what TCP has taken is delivered, over RoCE
+    /// what was acknowledged; other requests are flushed. Both ends get [`EventKind::Disconnected`]. Harmless if the connection has ended
+    /// already; EINVAL if there never was one. Over RoCE [`EventKind::TimewaitExit`] follows, when
+    /// no packet of the connection can be under way any more.
     pub fn disconnect(&self) -> Result<()> {
         let (qp, connection) = {
             let state = self.shared().lock();
@@ -637,37 +538,6 @@ fn wrong_phase(state: &State, call: &str) -> Error {
         "id",
         format!("cannot {call}: the identifier is {}", state.phase.name()),
     )
-}
-
-fn check_private_data(private_data: &[u8]) -> Result<()> {
-    if private_data.len() > MAX_PRIVATE_DATA {
-        return Err(Error::invalid(
-            "private_data",
-            "iWARP carries up to 251 octets",
-        ));
-    }
-    Ok(())
-}
-
-fn wishes(param: &ConnParam, options: &Options) -> Result<Wishes> {
-    check_private_data(&param.private_data)?;
-    let depth = |what, asked: u8| match asked {
-        MAX_DEPTH => Ok(u16::from(limits::MAX_QP_RD_ATOM)),
-        asked if asked <= limits::MAX_QP_RD_ATOM => Ok(asked.into()),
-        _ => Err(Error::invalid(what, "exceeds max_qp_rd_atom")),
-    };
-    let ird = depth("responder_resources", param.responder_resources)?;
-    let ord = depth("initiator_depth", param.initiator_depth)?;
-    Ok(Wishes {
-        crc: options.crc,
-        markers: options.markers,
-        ird,
-        ord,
-        peer_to_peer: options.peer_to_peer,
-        rfc7306: true,
-        revision: options.revision,
-        timeout: options.reply_timeout,
-    })
 }
 
 impl fmt::Debug for CmId {

@@ -409,6 +409,9 @@ impl QpInner {
             && let Some(roce) = core.roce()
         {
             roce.queue_pair.abort();
+            if let Some(connection) = roce.connection {
+                connection.manager.note_failed(connection.id);
+            }
             self.settle_packets(core);
         }
     }

@@ -7,6 +7,7 @@ use softverbs_proto::cm::params::{
     AcceptParams, CmaAddresses, ConnectRequest, ConnectionId, Listen, ListenToken, PathAddress,
     RejectParams, Route,
 };
+use softverbs_proto::cm::state::State as CmState;
 use softverbs_wire::ib::cm::{Rej, Rep};
 use softverbs_wire::ib::rdma_cm::{CmaHeader, ServicePort};
 use softverbs_wire::num::{PathMtu, Psn, RetryCount};
@@ -228,7 +229,10 @@ pub(in crate::cm) fn reject(connection: ConnectionId, private_data: &[u8]) -> Re
     check_private_data(private_data, Rej::PRIVATE_DATA_LEN)?;
     let reject = RejectParams::consumer(private_data.to_vec());
     Manager::get()?.command(|inner, now| {
-        inner.endpoint.reject(now, connection, &reject)?;
+        // The peer may have taken its request back meanwhile.
+        if inner.endpoint.state(connection) != CmState::Idle {
+            inner.endpoint.reject(now, connection, &reject)?;
+        }
         inner.forget(connection);
         Ok(())
     })?;

@@ -204,9 +204,13 @@ impl Manager {
     }
 
     fn on_disconnected(&self, id: ConnectionId, status: CmStatus, shared: &Arc<IdShared>) {
+        // The peer's queue pair is in the error state; so is ours, before the application hears of
+        // it, and the peer need not wait for the application.
+        let qp = shared.lock().qp.clone();
+        if let Some(qp) = qp {
+            qp.inner().disconnect();
+        }
         shared.on_ib_disconnected(status.errno());
-        // The peer need not wait for the application. Its packets will not come any more: its
-        // queue pair is in the error state, and so will be ours.
         let now = self.engine.now();
         let _ = self.lock().endpoint.disconnect_reply(now, id);
     }
