@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, Setup, equip, expect, listener, no_event, pair, requested, resolved};
 use softverbs::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
-use softverbs::{QpState, SendFlags, Transport, WcStatus};
+use softverbs::{AsyncEventKind, QpState, SendFlags, Transport, WcStatus};
 
 fn roce() -> Setup {
     Setup::over(Transport::Roce)
@@ -110,11 +110,13 @@ fn sends_right_after_accept_wait_for_the_peer() {
         let (client, server, _listening) = requested(&roce());
         client.recv(1, 0, 64);
         server.id.accept(&ConnParam::default()).unwrap();
+        server.id.notify(AsyncEventKind::SqDrained).unwrap();
         server.send_inline(2, b"first", SendFlags::SIGNALED);
         assert_eq!(client.success().byte_len, 5);
         server.success();
         drop(expect(&client.channel, EventKind::Established));
         drop(expect(&server.channel, EventKind::Established));
+        server.id.notify(AsyncEventKind::CommEst).unwrap();
         no_event(&server.channel, Duration::from_millis(2));
     }
 }

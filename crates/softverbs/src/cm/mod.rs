@@ -31,6 +31,7 @@ pub(crate) use self::id::IdShared;
 use self::id::{Handle, Phase, State};
 pub use self::options::CmOption;
 use self::options::Options;
+use crate::async_event::AsyncEventKind;
 use crate::context::{Context, Pd};
 use crate::device::{Device, Transport};
 use crate::engine::Engine;
@@ -452,6 +453,16 @@ impl CmId {
             qp.inner().disconnect();
         }
         Ok(())
+    }
+
+    /// Tells of an asynchronous event of the queue pair (`rdma_notify`). Nobody has to: what it
+    /// could tell is known already. Accepted, and without effect then.
+    pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
+        let connection = self.shared().lock().connection;
+        match (event, connection) {
+            (AsyncEventKind::CommEst, Some(connection)) => ib::notify(connection),
+            _ => Ok(()),
+        }
     }
 
     /// Moves the identifier to another channel, with the events that have not been fetched. Waits

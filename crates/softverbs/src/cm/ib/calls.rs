@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use softverbs_proto::cm::event::QpEvent;
 use softverbs_proto::cm::params::{
     AcceptParams, CmaAddresses, ConnectRequest, ConnectionId, Listen, ListenToken, PathAddress,
     RejectParams, Route,
@@ -246,4 +247,14 @@ pub(in crate::cm) fn disconnect(connection: ConnectionId) -> Result<()> {
     let disconnected = manager.lock().endpoint.disconnect(now, connection);
     manager.pump_and_wait();
     Ok(disconnected?)
+}
+
+/// The application has heard of the peer, as the queue pair has.
+pub(in crate::cm) fn notify(connection: ConnectionId) -> Result<()> {
+    let _ = Manager::get()?.command(|inner, now| {
+        inner
+            .endpoint
+            .on_qp_event(now, connection, QpEvent::CommEst)
+    });
+    Ok(())
 }
