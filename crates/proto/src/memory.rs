@@ -1,7 +1,6 @@
 //! The one upward trait: what proto asks of whoever holds registered memory.
 
 use bitflags::bitflags;
-use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::num::{Lkey, Rkey};
 
 use crate::wr::{RecvRequest, Sge};
@@ -51,7 +50,7 @@ pub enum MemoryFault {
 /// Registered memory as one queue pair sees it: the implementation knows the queue pair's
 /// protection domain and its receive queue (its own or a shared one).
 ///
-/// `check_*` say whether an access is allowed now. `read`, `write`, `crc32c` and `atomic` check
+/// `check_*` say whether an access is allowed now. `read`, `write` and `atomic` check
 /// again and touch nothing on an error, since a region may have been deregistered in between;
 /// they never reach memory outside of the region that the key names.
 pub trait Memory {
@@ -76,9 +75,6 @@ pub trait Memory {
 
     /// Copies into registered memory.
     fn write(&mut self, key: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryFault>;
-
-    /// Continues a CRC32C over registered memory.
-    fn crc32c(&self, crc: Crc32c, key: Lkey, addr: u64, len: u32) -> Result<Crc32c, MemoryFault>;
 
     /// Replaces the aligned 64-bit word at `addr` by what `update` makes of it, atomically with
     /// respect to other calls of this method, and returns what was there. Values are in the

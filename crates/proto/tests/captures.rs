@@ -15,7 +15,6 @@ use softverbs_proto::memory::{Access, Memory, MemoryFault};
 use softverbs_proto::transmit::TxBatch;
 use softverbs_proto::wr::{RecvRequest, SendOp, Sge, WcOpcode, WcStatus};
 use softverbs_wire::codec::{Parsed, Reader};
-use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::ddp::DdpHeader;
 use softverbs_wire::mpa::{Fpdu, MpaFrame, MpaKind};
 use softverbs_wire::num::{Lkey, Rkey};
@@ -142,10 +141,6 @@ impl Memory for Watcher {
         }
         .extend_from_slice(data);
         Ok(())
-    }
-
-    fn crc32c(&self, crc: Crc32c, _: Lkey, _: u64, _: u32) -> Result<Crc32c, MemoryFault> {
-        Ok(crc)
     }
 
     fn atomic(

@@ -186,6 +186,21 @@ fn a_drain_that_makes_no_progress_is_given_up() {
 }
 
 #[test]
+fn progress_before_the_end_does_not_count_for_the_drain() {
+    let mut pair = loaded(agreed());
+    pair.a.post(send(1));
+    let mut batch = TxBatch::new();
+    pair.a
+        .stream
+        .poll_transmit(at(0), &mut pair.a.memory, &mut batch, 1 << 20, 1024);
+    pair.a.stream.on_transmitted(1);
+    pair.a.stream.disconnect(at(0));
+    pair.a.stream.on_timeout(at(0) + DRAIN_TIMEOUT);
+    pair.a.drain();
+    assert_eq!(pair.a.closed_for(), "Some(Lost)");
+}
+
+#[test]
 fn abort_flushes_everything_in_order() {
     let mut pair = loaded(agreed());
     pair.a.post(unsignaled(read(1, 8)));

@@ -14,7 +14,6 @@ use softverbs_proto::transmit::Piece;
 use softverbs_proto::wr::{
     Payload, RecvRequest, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus,
 };
-use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::ib::{Opcode, Packet, Reth, Trailer};
 use softverbs_wire::num::{Lkey, PathMtu, Rkey, VirtualAddress};
 
@@ -202,10 +201,6 @@ impl Memory for Endless {
         assert_eq!(addr, self.written, "in order, without gaps");
         self.written += data.len() as u64;
         Ok(())
-    }
-
-    fn crc32c(&self, crc: Crc32c, _: Lkey, _: u64, _: u32) -> Result<Crc32c, MemoryFault> {
-        Ok(crc)
     }
 
     fn atomic(

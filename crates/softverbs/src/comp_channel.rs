@@ -30,7 +30,7 @@ impl CompChannel {
     /// ever); `Ok(None)` if there was none in time. Every event is to be acknowledged with
     /// [`Cq::ack_events`].
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<Option<Cq>> {
-        let end = timeout.map(|timeout| Instant::now() + timeout);
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let Some(cq) = self.events.pop(left)? else {

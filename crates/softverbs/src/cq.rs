@@ -315,6 +315,7 @@ impl Drop for CqInner {
         if self.lock().armed != Armed::No {
             self.context.engine.disarm();
         }
+        self.context.async_events.forget(AsyncElement::Cq(self.id));
     }
 }
 

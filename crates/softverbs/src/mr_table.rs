@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use softverbs_proto::memory::{Access, MemoryFault};
-use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::num::{Lkey, Rkey};
 
 use self::key::Cipher;
@@ -235,23 +234,6 @@ impl MrTable {
         }
         let pin = self.pin(key.get()).ok_or(MemoryFault::InvalidKey)?;
         pin.copy_in(addr, data, Access::LOCAL_WRITE, pd)
-    }
-
-    /// Continues a CRC32C over a piece of a region.
-    pub(crate) fn crc32c(
-        &self,
-        crc: Crc32c,
-        key: Lkey,
-        addr: u64,
-        len: usize,
-        pd: u32,
-    ) -> std::result::Result<Crc32c, MemoryFault> {
-        if len == 0 {
-            return Ok(crc);
-        }
-        self.pin(key.get())
-            .ok_or(MemoryFault::InvalidKey)?
-            .crc32c(crc, addr, len, pd)
     }
 
     /// Replaces the aligned 64-bit word at `addr` by what `next` makes of it, and returns what was

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{ALL, PATIENCE, Setup, equip, expect, listener, pair, resolved};
-use softverbs::cm::{EventChannel, EventKind};
+use softverbs::cm::{CmOption, EventChannel, EventKind};
 use softverbs::{QpCap, RecvWr, SendData, SendFlags, SendOp, SendWr, Transport, Wc, WcStatus};
 
 common::over_both! {
@@ -309,4 +309,41 @@ fn a_connection_that_nobody_polls_is_served_all_the_same(transport: Transport) {
     });
     client.id.disconnect().unwrap();
     expect(&server.channel, EventKind::Disconnected);
+}
+
+#[test]
+fn memory_that_others_write_meanwhile_costs_no_connection() {
+    // With CRC what is summed is what is on the wire: who writes to the source or the target of a
+    // transfer meanwhile gets undefined contents, not a broken connection.
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let setup = Setup {
+        client_options: vec![CmOption::Crc(true)],
+        ..Setup::default()
+    };
+    let (client, server) = pair(&setup);
+    let (remote_addr, rkey) = (server.mr.addr(), server.mr.rkey());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut n = 0_usize;
+            while !stop.load(Ordering::Relaxed) {
+                n += 8 * 997;
+                let offset = n % ((1 << 20) - 8);
+                server.mr.copy_in(offset, &n.to_ne_bytes()).unwrap();
+                client.mr.copy_in(offset, &n.to_ne_bytes()).unwrap();
+            }
+        });
+        for _ in 0..100 {
+            client.post(1, SendOp::Write { remote_addr, rkey }, 0, 1 << 20);
+            client.post(2, SendOp::Read { remote_addr, rkey }, 0, 1 << 20);
+            let done = client.completions(2);
+            if !done.iter().all(Wc::is_success) {
+                stop.store(true, Ordering::Relaxed);
+                panic!("{done:?}");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

@@ -305,40 +305,23 @@ impl Stream {
     }
 
     /// Octets of payload were placed where `direct` said.
-    pub(super) fn placed_directly<M: Memory>(
-        &mut self,
-        memory: &M,
-        octets: usize,
-    ) -> Result<(), Fault> {
+    pub(super) fn placed_directly(&mut self, octets: usize) {
         let State::Payload { left } = self.rx.state else {
-            return Ok(());
+            return;
         };
         let octets = octets.min(left);
-        if self.rx.crc {
-            let mut todo = octets;
-            let running = self
-                .rx
-                .direct
-                .iter()
-                .try_fold(self.rx.running, |crc, piece| {
-                    let &(key, addr, len) = piece;
-                    let len = len.min(todo);
-                    todo -= len;
-                    memory.crc32c(crc, key, addr, u32::try_from(len).unwrap_or(u32::MAX))
-                });
-            self.rx.running = running.map_err(|fault| self.placement_fault(fault))?;
-        }
         self.advance_placed(octets);
         self.rx.payload_left(left - octets, false);
-        Ok(())
     }
 
-    /// Recomputes what `direct` answers.
+    /// Recomputes what `direct` answers. With CRC nothing goes straight to its place: the sum has
+    /// to be that of the octets that came, whatever others write there at the same time.
     pub(super) fn update_direct(&mut self) {
         let mut pieces = core::mem::take(&mut self.rx.direct);
         pieces.clear();
         if let State::Payload { left } = self.rx.state
             && self.is_receiving()
+            && !self.rx.crc
         {
             self.for_each_place(left, |key: Lkey, addr, len| {
                 pieces.push((key, addr, len));

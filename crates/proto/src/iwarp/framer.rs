@@ -188,7 +188,7 @@ impl Framer {
             crc = crc.update(&length.to_bytes()).update(head);
         }
         if self.gathers(payload) {
-            crc = self.gather(memory, out, payload, crc)?;
+            Self::gather(memory, out, payload)?;
         } else {
             let mut result = Ok(());
             out.scratch_with(|scratch| {
@@ -213,30 +213,27 @@ impl Framer {
     const fn gathers(&self, payload: Source<'_>) -> bool {
         match payload {
             Source::None | Source::Inline(_) => false,
-            Source::Local { len, .. } => len > self.copy_limit,
-            // Nothing keeps the owner from changing what the peer reads while we send it (a Send
-            // or Write forbids it until it completes): the CRC has to be that of the octets
-            // sent, so it needs a copy.
-            Source::Remote { len, .. } => len > self.copy_limit && !self.crc,
+            // Nothing keeps the owner from changing what the peer reads while we send it, and
+            // applications reuse the buffers of Sends and Writes too early: the CRC has to be
+            // that of the octets sent, or a harmless race costs the connection. So it needs a
+            // copy.
+            Source::Local { len, .. } | Source::Remote { len, .. } => {
+                len > self.copy_limit && !self.crc
+            }
         }
     }
 
     fn gather<M: Memory>(
-        &self,
         memory: &M,
         out: &mut TxBatch,
         payload: Source<'_>,
-        mut crc: Crc32c,
-    ) -> Result<Crc32c, MemoryFault> {
+    ) -> Result<(), MemoryFault> {
         match payload {
             Source::None | Source::Inline(_) => {}
             Source::Local { sges, offset, len } => {
                 for (lkey, addr, len) in parts(sges, offset, len) {
                     let length = u32::try_from(len).unwrap_or(u32::MAX);
                     memory.check_local(&Sge { addr, length, lkey }, Access::empty())?;
-                    if self.crc {
-                        crc = memory.crc32c(crc, lkey, addr, length)?;
-                    }
                     out.memory(lkey, addr, len);
                 }
             }
@@ -245,7 +242,7 @@ impl Framer {
                 out.memory(Lkey::new(key.get()), addr, len);
             }
         }
-        Ok(crc)
+        Ok(())
     }
 
     fn emit_marked<M: Memory>(

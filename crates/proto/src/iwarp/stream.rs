@@ -252,6 +252,7 @@ impl Stream {
                 self.phase = Phase::Draining;
                 self.rtr_deadline = None;
                 self.drain_deadline = Some(now + DRAIN_TIMEOUT);
+                self.drain_progress = false;
                 self.rx.stop();
                 self.responder.finish_current();
                 self.sq.flush_waiting();
@@ -370,10 +371,10 @@ impl Stream {
 
     /// The first `octets` of `direct` were placed there.
     pub fn on_direct<M: Memory>(&mut self, now: Time, memory: &mut M, octets: usize) {
-        let _ = now;
+        let _ = (now, memory);
         if self.is_receiving() {
-            let result = self.placed_directly(memory, octets);
-            self.received(result);
+            self.placed_directly(octets);
+            self.received(Ok(()));
         }
     }
 

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, VecDeque};
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
 use softverbs_proto::transmit::{Piece, TxBatch};
 use softverbs_proto::wr::{RecvRequest, Sge};
-use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::num::{Lkey, Rkey};
 
 const CANARY: u8 = 0xc5;
@@ -197,12 +196,6 @@ impl Memory for VecMemory {
         let range = region.range(addr, data.len() as u64)?;
         region.octets_mut()[range].copy_from_slice(data);
         Ok(())
-    }
-
-    fn crc32c(&self, crc: Crc32c, key: Lkey, addr: u64, len: u32) -> Result<Crc32c, MemoryFault> {
-        let region = self.find(key.get())?;
-        let range = region.range(addr, len.into())?;
-        Ok(crc.update(&region.octets()[range]))
     }
 
     fn atomic(

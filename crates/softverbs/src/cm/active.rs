@@ -34,6 +34,8 @@ struct AttemptState {
     private_data: Vec<u8>,
     /// Where the socket is bound, for a second attempt.
     source: Option<SocketAddr>,
+    /// The application has destroyed the identifier.
+    cancelled: bool,
 }
 
 enum Step {
@@ -70,6 +72,7 @@ impl Attempt {
                 wishes,
                 private_data,
                 source: None,
+                cancelled: false,
             }),
         })
     }
@@ -96,6 +99,9 @@ impl Attempt {
         state: &mut AttemptState,
         socket: Option<Socket>,
     ) -> Result<Option<SocketAddr>> {
+        if state.cancelled {
+            return Err(Error::invalid("id", "was destroyed"));
+        }
         let socket = match socket {
             Some(socket) => socket,
             None => {
@@ -147,6 +153,7 @@ impl Attempt {
     /// The application has destroyed the identifier.
     pub(super) fn cancel(&self) {
         let mut state = self.lock();
+        state.cancelled = true;
         if let Ok(engine) = Engine::get() {
             drop(state.take_socket(engine));
         }
@@ -321,7 +328,10 @@ impl Attempt {
             (state.qp.clone(), before)
         };
         drop(attempt);
-        let Some(qp) = qp else { return };
+        let Some(qp) = qp else {
+            id.on_closed(None);
+            return;
+        };
         let attached = qp.inner().attach(
             OwnedFd::from(socket),
             Role::Initiator,
@@ -389,19 +399,23 @@ impl AttemptState {
 /// A source is called through `Arc<dyn Source>`; the attempt needs its own `Arc` to restart.
 impl Source for Attempt {
     fn ready(&self, engine: &Engine, _: EpollFlags) {
-        if let Some(me) = self.own() {
-            me.step(engine, false);
-        }
+        self.serve(engine, false);
     }
 
     fn timeout(&self, engine: &Engine, _: Time) {
-        if let Some(me) = self.own() {
-            me.step(engine, true);
-        }
+        self.serve(engine, true);
     }
 }
 
 impl Attempt {
+    fn serve(&self, engine: &Engine, timed_out: bool) {
+        match self.own() {
+            Some(me) => me.step(engine, timed_out),
+            // Nobody waits for it any more; a socket that stays ready would keep the engine busy.
+            None => drop(self.lock().take_socket(engine)),
+        }
+    }
+
     fn own(&self) -> Option<Arc<Self>> {
         let id = self.id.upgrade()?;
         let state = id.lock();

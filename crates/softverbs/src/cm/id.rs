@@ -47,6 +47,10 @@ pub(super) enum Phase {
 }
 
 impl Phase {
+    fn is_listening(&self) -> bool {
+        matches!(self, Self::Listening(_) | Self::IbListening(_))
+    }
+
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -80,6 +84,15 @@ pub(super) struct State {
     pub(super) connection: Option<ConnectionId>,
     /// The peer asked for the connection.
     pub(super) passive: bool,
+}
+
+impl State {
+    /// The connection has failed, and the application knows.
+    pub(super) fn fail(&mut self) {
+        if !matches!(self.phase, Phase::Destroyed) {
+            self.phase = Phase::Failed;
+        }
+    }
 }
 
 /// What all handles of an identifier, and the engine, share.
@@ -186,9 +199,16 @@ impl IdShared {
         });
     }
 
-    /// Queues a connect request that came to this listening identifier.
+    /// Queues a connect request that came to this listening identifier. If that listens no more,
+    /// the request is dropped, and so rejected.
     pub(super) fn report_request(&self, request: CmId, place: BacklogPlace, param: ConnParam) {
+        let state = self.lock();
+        if !state.phase.is_listening() {
+            drop(state);
+            return;
+        }
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        request.shared().follow(&channel);
         channel.push(Queued {
             id: request.shared().clone(),
             request: Some(request),
@@ -206,9 +226,17 @@ impl IdShared {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let mine = channel.remove_if(|event| self.concerns(event));
         for event in mine {
+            if let Some(request) = &event.request {
+                request.shared().follow(to);
+            }
             to.push(event);
         }
         *channel = to.clone();
+    }
+
+    /// A connect request has its listener's channel until it is fetched.
+    fn follow(&self, channel: &EventChannel) {
+        *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = channel.clone();
     }
 
     fn concerns(&self, event: &Queued) -> bool {

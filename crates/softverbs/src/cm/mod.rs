@@ -424,9 +424,7 @@ impl CmId {
         }
         let mut state = self.shared().lock();
         state.connection = None;
-        let before = std::mem::replace(&mut state.phase, Phase::Failed);
-        drop(state);
-        drop(before);
+        state.fail();
         Ok(())
     }
 

@@ -124,8 +124,9 @@ impl Options {
             CmOption::MpaRevision(_) => return Err(("mpa_revision", "must be 1 or 2")),
             CmOption::Tos(tos) => self.tos = Some(tos),
             CmOption::NoDelay(on) => self.no_delay = on,
-            CmOption::Keepalive(Some(idle)) if idle < Duration::from_secs(1) => {
-                return Err(("keepalive", "must be at least 1 s"));
+            // The kernel's own limits.
+            CmOption::Keepalive(Some(idle)) if !(1..=32_767).contains(&idle.as_secs()) => {
+                return Err(("keepalive", "must be in 1 ..= 32767 s"));
             }
             CmOption::Keepalive(idle) => self.keepalive = idle,
             CmOption::SendBuffer(octets) => self.send_buffer = Some(octets),

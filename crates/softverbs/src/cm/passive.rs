@@ -28,8 +28,6 @@ use crate::qp::Linger;
 
 /// How long a peer may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections of one listener whose request is not complete: what unknown peers may cost.
-const MAX_INCOMPLETE: usize = 4096;
 /// When no descriptor was left for a new connection, how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections accepted before other sources get their turn.
@@ -45,6 +43,8 @@ pub(super) struct Listener {
     /// Connect requests that wait to be fetched.
     waiting: Arc<AtomicUsize>,
     backlog: usize,
+    /// Connections whose request is not complete, at most: what unknown peers may cost.
+    max_incomplete: usize,
     incomplete: Mutex<HashMap<u64, Arc<Request>>>,
 }
 
@@ -67,6 +67,7 @@ impl Listener {
             token: Mutex::new(None),
             waiting: Arc::default(),
             backlog,
+            max_incomplete: Engine::strangers_share(),
             incomplete: Mutex::default(),
         });
         let source: Arc<dyn Source> = listener.clone();
@@ -142,11 +143,7 @@ impl Listener {
     }
 
     fn welcome(&self, engine: &Engine, socket: Socket, peer: SocketAddr) -> Result<()> {
-        let mut incomplete = self
-            .incomplete
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if incomplete.len() >= MAX_INCOMPLETE {
+        if self.incomplete().len() >= self.max_incomplete {
             return Ok(());
         }
         socket
@@ -181,17 +178,21 @@ impl Listener {
             request.refuse(&[]);
             return Err(error);
         }
-        incomplete.insert(token.as_u64(), request);
+        // Nobody else serves the request before this returns: it is the engine's thread that
+        // accepts, and that serves.
+        self.incomplete().insert(token.as_u64(), request);
         Ok(())
+    }
+
+    fn incomplete(&self) -> MutexGuard<'_, HashMap<u64, Arc<Request>>> {
+        self.incomplete
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn forget(&self, token: Option<Token>) {
         if let Some(token) = token {
-            let mut map = self
-                .incomplete
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            map.remove(&token.as_u64());
+            self.incomplete().remove(&token.as_u64());
         }
     }
 
@@ -333,7 +334,7 @@ impl Request {
         if let Some(socket) = socket
             && !reply.is_empty()
         {
-            Linger::start(engine, OwnedFd::from(socket), reply);
+            Linger::refuse(engine, OwnedFd::from(socket), reply);
         }
         if let Some(listener) = self.listener.upgrade() {
             listener.forget(token);

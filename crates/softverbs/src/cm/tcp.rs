@@ -57,7 +57,10 @@ impl CmId {
             match started {
                 Ok(local) => state.local = local.or(state.local),
                 Err(error) => {
-                    state.phase = Phase::RouteResolved;
+                    // Not if it was destroyed meanwhile.
+                    if matches!(state.phase, Phase::Connecting(_)) {
+                        state.phase = Phase::RouteResolved;
+                    }
                     return Err(error);
                 }
             }
@@ -87,7 +90,7 @@ impl CmId {
             Ok(accepted) => accepted,
             Err(error) => {
                 if error.errno() != libc::EINVAL {
-                    self.shared().lock().phase = Phase::Failed;
+                    self.shared().lock().fail();
                     qp.inner().abort(CloseCause::Lost);
                 }
                 return Err(error);
@@ -101,6 +104,10 @@ impl CmId {
         };
         let before = {
             let mut state = self.shared().lock();
+            if !matches!(state.phase, Phase::Requested(_)) {
+                // Destroyed meanwhile; the peer sees the connection close.
+                return Err(wrong_phase(&state, "accept"));
+            }
             std::mem::replace(&mut state.phase, Phase::Establishing(established))
         };
         drop(before);
@@ -109,14 +116,18 @@ impl CmId {
             grace: options.grace,
             rtr_timeout: RTR_TIMEOUT,
         };
-        qp.inner().attach(
+        let attached = qp.inner().attach(
             accepted.socket,
             role,
             negotiated,
             sizing,
             &accepted.early,
             Arc::downgrade(self.shared()),
-        )
+        );
+        if attached.is_err() {
+            self.shared().lock().fail();
+        }
+        attached
     }
 }
 

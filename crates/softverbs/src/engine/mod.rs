@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
 use softverbs_proto::time::Time;
@@ -114,6 +115,14 @@ impl Engine {
             hot: Mutex::default(),
             connections: AtomicUsize::new(0),
         })
+    }
+
+    /// Descriptors that connections of strangers may take: a part of what the process may open, so
+    /// that the application can go on opening its own.
+    pub(crate) fn strangers_share() -> usize {
+        const MOST: u64 = 4096;
+        let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+        usize::try_from((limit / 8).min(MOST)).unwrap_or(0)
     }
 
     /// The present moment.

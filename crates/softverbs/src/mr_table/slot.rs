@@ -20,13 +20,11 @@
 use std::fmt;
 use std::hint;
 use std::ptr;
-use std::slice;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use softverbs_proto::memory::{Access, MemoryFault};
-use softverbs_wire::crc32c::Crc32c;
 
 use super::Region;
 
@@ -275,23 +273,6 @@ impl<'a> Pin<'a> {
         // is `Mr::copy_in` with memory that the region itself allocated.
         unsafe { ptr::copy(data.as_ptr(), to, data.len()) };
         Ok(())
-    }
-
-    /// Continues a CRC32C over a piece of the region.
-    pub(crate) fn crc32c(
-        &self,
-        crc: Crc32c,
-        addr: u64,
-        len: usize,
-        pd: u32,
-    ) -> Result<Crc32c, MemoryFault> {
-        let from = self.range(addr, len, Access::empty(), pd)?;
-        // SAFETY: valid for reads of `len` octets while the pin lasts, as in `copy_out`; `range`
-        // has bounded `len` by the region's length, which is at most `isize::MAX`. The slice lives
-        // for the one call, which loads each octet and decides nothing by it: if others write at
-        // the same time, the result is a wrong CRC, which is what the peer is then to find.
-        let octets = unsafe { slice::from_raw_parts(from, len) };
-        Ok(crc.update(octets))
     }
 
     /// See [`MrTable::atomic`].

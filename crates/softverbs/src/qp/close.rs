@@ -1,6 +1,7 @@
 //! The end of a queue pair's connection.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use softverbs_proto::wr::{WcOpcode, WcStatus};
 use super::drive::Connection;
 use super::memory::QpMemory;
 use super::{Core, Iwarp, QpInner, Side};
+use crate::async_event::AsyncElement;
 use crate::async_event::AsyncEventKind;
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::IoList;
@@ -146,6 +148,8 @@ impl QpInner {
         self.send_cq.forget(self.qp_num);
         self.recv_cq.detach(&self.me);
         self.recv_cq.forget(self.qp_num);
+        let events = &self.pd.context().inner().async_events;
+        events.forget(AsyncElement::Qp(self.qp_num));
     }
 }
 
@@ -231,16 +235,20 @@ struct LingerState {
 }
 
 impl Linger {
+    /// The same for a stranger, who never had a connection: if too many sockets linger already, it
+    /// gets what TCP takes at once, and no more patience.
+    pub(crate) fn refuse(engine: &Engine, socket: OwnedFd, pending: Vec<u8>) {
+        if LINGERING.load(Ordering::Relaxed) < Engine::strangers_share() {
+            Self::start(engine, socket, pending);
+        } else {
+            LingerState::new(socket, pending).progress();
+        }
+    }
+
     /// Takes over a socket that no epoll set holds any more.
     pub(crate) fn start(engine: &Engine, socket: OwnedFd, pending: Vec<u8>) {
         let linger = Arc::new(Self {
-            state: Mutex::new(LingerState {
-                socket: Some(socket),
-                token: None,
-                pending,
-                sent: 0,
-                finished: false,
-            }),
+            state: Mutex::new(LingerState::new(socket, pending)),
         });
         let mut state = linger.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.progress() {
@@ -268,7 +276,27 @@ impl Linger {
     }
 }
 
+/// Sockets that linger.
+static LINGERING: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for LingerState {
+    fn drop(&mut self) {
+        LINGERING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl LingerState {
+    fn new(socket: OwnedFd, pending: Vec<u8>) -> Self {
+        LINGERING.fetch_add(1, Ordering::Relaxed);
+        Self {
+            socket: Some(socket),
+            token: None,
+            pending,
+            sent: 0,
+            finished: false,
+        }
+    }
+
     /// Whether all is done.
     fn progress(&mut self) -> bool {
         let Some(socket) = &self.socket else {

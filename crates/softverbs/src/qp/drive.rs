@@ -35,6 +35,8 @@ const DIRECT_MIN: usize = 4096;
 const DIRECT_TAIL: usize = 64;
 /// Octets gathered for one system call.
 const BATCH_LEN: usize = 1 << 20;
+/// The same with CRC, which copies: no more than stays in the core's cache.
+const CRC_BATCH_LEN: usize = 256 << 10;
 /// System calls on one connection before another one gets its turn.
 const BUDGET: usize = 32;
 /// How often a connection is polled before it counts as hot.
@@ -90,9 +92,18 @@ impl QpInner {
         let engine = self.engine;
         let source: Arc<dyn Source> = self.me.upgrade().expect("called on a living queue pair");
         let mut core = self.lock();
+        let state = core.state;
         let Side::Iwarp(iwarp) = &mut core.side else {
             return Err(Error::invalid("qp", "is not for iWARP"));
         };
+        // It may have been moved to the error state, or been connected by hand, meanwhile.
+        let ready = matches!(state, QpState::Init | QpState::Rtr | QpState::Rts);
+        if !ready || iwarp.connection.is_some() || iwarp.stream.negotiated().is_some() {
+            return Err(Error::invalid(
+                "qp",
+                format!("the queue pair is in {state}"),
+            ));
+        }
         let token = engine.sources.add(source);
         if let Err(error) = engine.watch(Set::Data, token, socket.as_fd(), EpollFlags::EPOLLIN) {
             engine.sources.remove(token);
@@ -269,6 +280,8 @@ impl QpInner {
 
     fn send_frames(&self, core: &mut Iwarp) {
         let mut memory = QpMemory::new(self);
+        let crc = core.stream.negotiated().is_some_and(|agreed| agreed.crc);
+        let most = if crc { CRC_BATCH_LEN } else { BATCH_LEN };
         let now = self.engine.coarse_now();
         for _ in 0..BUDGET {
             let Some(connection) = &mut core.connection else {
@@ -285,7 +298,7 @@ impl QpInner {
                     now,
                     &mut memory,
                     &mut connection.batch,
-                    BATCH_LEN,
+                    most,
                     MAX_IOV - 8,
                 );
                 connection.sent = 0;
@@ -382,6 +395,19 @@ impl QpInner {
 
 fn is_retry(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+impl Core {
+    /// Whether TCP has refused to take more.
+    pub(super) fn waits_for_room(&self) -> bool {
+        match &self.side {
+            Side::Iwarp(iwarp) => iwarp
+                .connection
+                .as_ref()
+                .is_some_and(|c| c.waiting_for_room),
+            Side::Roce(_) => false,
+        }
+    }
 }
 
 impl Connection {

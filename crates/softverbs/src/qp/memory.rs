@@ -2,7 +2,6 @@
 
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
 use softverbs_proto::wr::{RecvRequest, Sge};
-use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::num::{Lkey, Rkey};
 
 use super::QpInner;
@@ -62,10 +61,6 @@ impl Memory for QpMemory<'_> {
 
     fn write(&mut self, key: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryFault> {
         self.regions.write(key, addr, data, self.pd)
-    }
-
-    fn crc32c(&self, crc: Crc32c, key: Lkey, addr: u64, len: u32) -> Result<Crc32c, MemoryFault> {
-        self.regions.crc32c(crc, key, addr, len as usize, self.pd)
     }
 
     fn atomic(

@@ -448,6 +448,10 @@ impl QpInner {
     /// once, those behind it together.
     fn after_post(&self, mut core: MutexGuard<'_, Core>) {
         const TOGETHER: usize = 64;
+        if core.waits_for_room() {
+            // TCP has just refused more; whoever hears that it takes more again sends this, too.
+            return;
+        }
         if core.is_sending() {
             let epoch = self.send_cq.epoch();
             let first = self.sent_epoch.load(Ordering::Relaxed) != epoch;

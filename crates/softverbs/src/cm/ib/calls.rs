@@ -219,7 +219,7 @@ pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()>
     let failed = manager.lock().failed.remove(&connection);
     if let Some(errno) = failed {
         let mut state = id.lock();
-        state.phase = Phase::Failed;
+        state.fail();
         state.connection = None;
         return Err(Error::os("modify_qp", errno));
     }
