@@ -88,6 +88,59 @@ fn a_datagram_to_a_port() {
 }
 
 #[test]
+fn a_datagram_to_a_group() {
+    let own = softverbs::devices().unwrap();
+    let own = own
+        .iter()
+        .filter(|device| !device.is_loopback())
+        .find_map(|device| device.addresses().iter().find(|ip| ip.is_ipv4()).copied());
+    let Some(own) = own else {
+        return; // Groups need an interface that has them.
+    };
+    let group: SocketAddr = "239.77.12.9:0".parse().unwrap();
+    let ends: Vec<_> = (0..2)
+        .map(|_| {
+            let channel = EventChannel::new().unwrap();
+            let id = CmId::new(&channel, PortSpace::Udp, 0).unwrap();
+            id.bind_addr((own, 0).into()).unwrap();
+            let objects = equip(&id);
+            id.join_multicast(group).unwrap();
+            let event = expect(&channel, EventKind::MulticastJoin);
+            let ud = event.param().ud.expect("where to send");
+            drop(event);
+            (channel, id, objects, ud)
+        })
+        .collect();
+    let [
+        (_, _, (pd, cq, qp, _), ud),
+        (_, other, (_, other_cq, other_qp, other_mr), _),
+    ] = &ends[..]
+    else {
+        unreachable!()
+    };
+    let sges = [other_mr.sge(0, 256)];
+    let recv = RecvWr {
+        wr_id: 7,
+        sges: &sges,
+    };
+    other_qp.post_recv(&recv).unwrap();
+    let ah = pd.create_ah(&ud.ah_attr).unwrap();
+    let to = UdAddress {
+        ah: &ah,
+        remote_qpn: ud.qp_num,
+        remote_qkey: ud.qkey,
+    };
+    let wr = SendWr::new(1, SendOp::Send, SendData::Inline(b"all")).to(to);
+    qp.post_send(&wr).unwrap();
+    assert!(poll(cq, 1)[0].is_success());
+    let got = poll(other_cq, 1)[0];
+    assert_eq!((got.wr_id, got.byte_len), (7, 43));
+    assert_eq!(got.src_qp, Some(qp.qp_num()));
+    other.leave_multicast(group).unwrap();
+    assert_eq!(other.leave_multicast(group).unwrap_err().errno(), 22);
+}
+
+#[test]
 fn nobody_or_nobody_who_wants() {
     let (server_channel, listening, address) = listening();
     let (client_channel, client) = resolved(address);

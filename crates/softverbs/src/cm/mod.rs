@@ -453,6 +453,15 @@ impl CmId {
         Ok(())
     }
 
+    pub(crate) fn report_join(&self, ud: UdParam) {
+        let param = ConnParam {
+            qp_num: ud.qp_num,
+            ud: Some(ud),
+            ..ConnParam::default().cleared()
+        };
+        self.shared().report(EventKind::MulticastJoin, 0, param);
+    }
+
     /// Tells of an asynchronous event of the queue pair (`rdma_notify`). Nobody has to: what it
     /// could tell is known already. Accepted, and without effect then.
     pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
