@@ -2,8 +2,9 @@
 //!
 //! No RDMA hardware, no kernel module, no root: the real wire protocols, iWARP over TCP and RoCEv2
 //! over UDP, over ordinary sockets. It talks to another process of this crate and to the Linux
-//! kernel's own drivers (siw, rxe). Objects and calls carry the names of rdma-core: [`Context`], [`Pd`], [`Mr`],
-//! [`Cq`], [`Qp`], and the RDMA connection manager in [`cm`].
+//! kernel's own drivers (siw, rxe). Objects and calls carry the names of rdma-core: [`Context`],
+//! [`Pd`], [`Mr`], [`Cq`], [`Qp`], and the RDMA connection manager in [`cm`]. Which transport an
+//! identifier uses is an option ([`cm::CmOption::Transport`]); nothing else differs.
 //!
 //! # An echo
 //!
