@@ -1,9 +1,10 @@
 //! RDMA verbs and RDMA connection management in software, in user space.
 //!
-//! No RDMA hardware, no kernel module, no root: the real wire protocol, iWARP over TCP, over
-//! ordinary sockets. It talks to another process of this crate and to the Linux kernel's own
-//! iWARP (siw). Objects and calls carry the names of rdma-core: [`Context`], [`Pd`], [`Mr`],
-//! [`Cq`], [`Qp`], and the RDMA connection manager in [`cm`].
+//! No RDMA hardware, no kernel module, no root: the real wire protocols, iWARP over TCP and RoCEv2
+//! over UDP, over ordinary sockets. It talks to another process of this crate and to the Linux
+//! kernel's own drivers (siw, rxe). Objects and calls carry the names of rdma-core: [`Context`],
+//! [`Pd`], [`Mr`], [`Cq`], [`Qp`], and the RDMA connection manager in [`cm`]. Which transport an
+//! identifier uses is an option ([`cm::CmOption::Transport`]); nothing else differs.
 //!
 //! # An echo
 //!

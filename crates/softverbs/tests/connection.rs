@@ -10,7 +10,16 @@ use common::{
     PATIENCE, Setup, equip, expect, listener, next_event, no_event, pair, requested, resolved,
 };
 use softverbs::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
-use softverbs::{QpState, WcStatus};
+use softverbs::{QpState, Transport, WcStatus};
+
+common::over_both! {
+    a_request_that_nobody_keeps_is_rejected,
+    destroying_a_listener_rejects_what_waits,
+    many_connect_at_once,
+    events_follow_a_migrated_identifier,
+    dropping_an_end_disconnects_the_other,
+    what_was_sent_before_a_disconnect_arrives,
+}
 
 const REQUEST_V2: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
 const REPLY_V2: &[u8] = b"MPA ID Rep Frame\x10\x02\x00\x04\x00\x01\x00\x01";
@@ -97,9 +106,8 @@ fn rejected_with_private_data() {
     no_event(&server.channel, Duration::from_millis(20));
 }
 
-#[test]
-fn a_request_that_nobody_keeps_is_rejected() {
-    let setup = Setup::default();
+fn a_request_that_nobody_keeps_is_rejected(transport: Transport) {
+    let setup = Setup::over(transport);
     let (server_channel, _listening, address) = listener(&setup);
     let (channel, id) = resolved(&setup, address);
     let client = equip(&setup, channel, id);
@@ -108,10 +116,9 @@ fn a_request_that_nobody_keeps_is_rejected() {
     assert_eq!(next_event(&client.channel).kind(), EventKind::Rejected);
 }
 
-#[test]
-fn destroying_a_listener_rejects_what_waits() {
+fn destroying_a_listener_rejects_what_waits(transport: Transport) {
     // field B22
-    let setup = Setup::default();
+    let setup = Setup::over(transport);
     let (server_channel, listening, address) = listener(&setup);
     let clients: Vec<_> = (0..5)
         .map(|_| {
@@ -190,12 +197,11 @@ fn the_backlog_counts_requests_that_wait_to_be_fetched() {
     drop(first);
 }
 
-#[test]
-fn many_connect_at_once() {
+fn many_connect_at_once(transport: Transport) {
     // field B2, B3: as many as the backlog, whatever the application is doing meanwhile.
     let setup = Setup {
         len: 4096,
-        ..Setup::default()
+        ..Setup::over(transport)
     };
     let (server_channel, _listening, address) = listener(&setup);
     let clients: Vec<_> = (0..100)
@@ -393,7 +399,9 @@ fn calls_out_of_order_say_so() {
         assert!(error.to_string().contains("idle"), "{error}");
     }
     assert_eq!(
-        CmId::new(&channel, PortSpace::Udp, 0).unwrap_err().errno(),
+        CmId::new(&channel, PortSpace::Ipoib, 0)
+            .unwrap_err()
+            .errno(),
         95
     );
 }
@@ -435,9 +443,8 @@ fn a_synchronous_pair() {
     assert_eq!(client.id.connect(&setup.param).unwrap_err().errno(), 111);
 }
 
-#[test]
-fn events_follow_a_migrated_identifier() {
-    let setup = Setup::default();
+fn events_follow_a_migrated_identifier(transport: Transport) {
+    let setup = Setup::over(transport);
     let (client, server) = pair(&setup);
     client.id.disconnect().unwrap();
     std::thread::sleep(Duration::from_millis(50));
@@ -447,11 +454,10 @@ fn events_follow_a_migrated_identifier() {
     expect(&other, EventKind::Disconnected);
 }
 
-#[test]
-fn dropping_an_end_disconnects_the_other() {
+fn dropping_an_end_disconnects_the_other(transport: Transport) {
     // field B7, B74, B78
     for drop_client in [true, false] {
-        let (client, server) = pair(&Setup::default());
+        let (client, server) = pair(&Setup::over(transport));
         let (gone, left) = if drop_client {
             (client, server)
         } else {
@@ -478,10 +484,9 @@ fn dropping_an_end_disconnects_the_other() {
     }
 }
 
-#[test]
-fn what_was_sent_before_a_disconnect_arrives() {
+fn what_was_sent_before_a_disconnect_arrives(transport: Transport) {
     for _ in 0..20 {
-        let (client, server) = pair(&Setup::default());
+        let (client, server) = pair(&Setup::over(transport));
         for n in 0..8_usize {
             server.recv(n as u64, n * 100_000, 100_000);
         }

@@ -9,8 +9,13 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Setup, equip, expect, listener, no_event, requested};
-use softverbs::SendFlags;
 use softverbs::cm::{CmOption, EventKind};
+use softverbs::{SendFlags, Transport};
+
+common::over_both! {
+    sends_posted_before_the_connection_is_established_keep_their_order,
+    answered_from_the_first_completion,
+}
 
 /// Flags S; A=0: what the kernel's siw asks for.
 const SILENT_REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
@@ -167,10 +172,9 @@ fn an_rtr_that_never_comes_ends_the_attempt() {
     assert_eq!(server.completions(3).len(), 3, "flushed");
 }
 
-#[test]
-fn sends_posted_before_the_connection_is_established_keep_their_order() {
+fn sends_posted_before_the_connection_is_established_keep_their_order(transport: Transport) {
     // Both ends post at once: the client when connect returns, the server when accept returns.
-    let setup = Setup::default();
+    let setup = Setup::over(transport);
     for _ in 0..20 {
         let (client, server, _listening) = requested(&setup);
         for n in 0..20 {
@@ -199,11 +203,10 @@ fn sends_posted_before_the_connection_is_established_keep_their_order() {
     }
 }
 
-#[test]
-fn answered_from_the_first_completion() {
+fn answered_from_the_first_completion(transport: Transport) {
     // The debate of 2006: the first message may be seen before the event; the answer is posted
     // at once, and nothing is lost.
-    let setup = Setup::default();
+    let setup = Setup::over(transport);
     for _ in 0..20 {
         let (client, server, _listening) = requested(&setup);
         server.recv(1, 0, 64);

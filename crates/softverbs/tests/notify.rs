@@ -7,7 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{PATIENCE, Setup, poll, requested};
-use softverbs::{CompChannel, Cq, QpInitAttr, RecvWr, SendFlags, Wc};
+use softverbs::{CompChannel, Cq, QpInitAttr, RecvWr, SendFlags, Transport, Wc};
+
+common::over_both! {
+    an_event_for_each_arming_and_none_without,
+    solicited_only,
+    no_wake_up_is_lost,
+    two_queues_on_one_channel_count_for_themselves,
+}
 
 /// A server end whose receives complete in a queue with a channel.
 fn with_channel(setup: &Setup) -> (common::End, common::End, CompChannel, Cq, softverbs::Qp) {
@@ -31,9 +38,8 @@ fn readable(channel: &CompChannel, within: Duration) -> bool {
     poll(&mut fds, PollTimeout::try_from(within).unwrap()).unwrap() > 0
 }
 
-#[test]
-fn an_event_for_each_arming_and_none_without() {
-    let (client, server, channel, cq, qp) = with_channel(&Setup::default());
+fn an_event_for_each_arming_and_none_without(transport: Transport) {
+    let (client, server, channel, cq, qp) = with_channel(&Setup::over(transport));
     for n in 0..10 {
         qp.post_recv(&RecvWr {
             wr_id: n,
@@ -68,9 +74,8 @@ fn an_event_for_each_arming_and_none_without() {
     );
 }
 
-#[test]
-fn solicited_only() {
-    let (client, server, channel, cq, qp) = with_channel(&Setup::default());
+fn solicited_only(transport: Transport) {
+    let (client, server, channel, cq, qp) = with_channel(&Setup::over(transport));
     for n in 0..3 {
         qp.post_recv(&RecvWr {
             wr_id: n,
@@ -95,12 +100,11 @@ fn solicited_only() {
     assert!(channel.get_event(Some(PATIENCE)).unwrap().is_some());
 }
 
-#[test]
-fn no_wake_up_is_lost() {
+fn no_wake_up_is_lost(transport: Transport) {
     // field B84, B126, B127: arm, poll once more, sleep; thousands of times, while the other
     // side sends at its own pace.
     const MESSAGES: usize = 20_000;
-    let (client, server, channel, cq, qp) = with_channel(&Setup::default());
+    let (client, server, channel, cq, qp) = with_channel(&Setup::over(transport));
     let post = |n: usize| {
         let sges = [server.mr.sge(n % 256 * 64, 64)];
         qp.post_recv(&RecvWr {
@@ -171,10 +175,9 @@ fn no_wake_up_is_lost() {
     });
 }
 
-#[test]
-fn two_queues_on_one_channel_count_for_themselves() {
+fn two_queues_on_one_channel_count_for_themselves(transport: Transport) {
     // field B89
-    let (client, server, channel, cq, qp) = with_channel(&Setup::default());
+    let (client, server, channel, cq, qp) = with_channel(&Setup::over(transport));
     let context = server.id.verbs().unwrap();
     let other = context.create_cq(16, Some(&channel), 43).unwrap();
     qp.post_recv(&RecvWr {

@@ -9,7 +9,14 @@ use std::time::{Duration, Instant};
 
 use common::{ALL, PATIENCE, Setup, equip, expect, listener, pair, resolved};
 use softverbs::cm::{CmOption, EventChannel, EventKind};
-use softverbs::{QpCap, RecvWr, SendData, SendFlags, SendOp, SendWr, Wc, WcStatus};
+use softverbs::{QpCap, RecvWr, SendData, SendFlags, SendOp, SendWr, Transport, Wc, WcStatus};
+
+common::over_both! {
+    a_storm_of_connections_leaves_nothing_behind,
+    destroyed_while_another_thread_waits_for_its_events,
+    many_threads_post_to_and_poll_one_connection,
+    a_connection_that_nobody_polls_is_served_all_the_same,
+}
 
 /// The descriptor counts of one test must not see those of another one.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -18,15 +25,14 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-#[test]
-fn a_storm_of_connections_leaves_nothing_behind() {
+fn a_storm_of_connections_leaves_nothing_behind(transport: Transport) {
     // field B26, B27: connect, send, close, from several threads, in every order.
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     let setup = Setup {
         len: 4096,
-        ..Setup::default()
+        ..Setup::over(transport)
     };
     drop(pair(&setup));
     std::thread::sleep(Duration::from_millis(100));
@@ -115,15 +121,14 @@ fn a_storm_of_connections_leaves_nothing_behind() {
     );
 }
 
-#[test]
-fn destroyed_while_another_thread_waits_for_its_events() {
+fn destroyed_while_another_thread_waits_for_its_events(transport: Transport) {
     // field B102, B103
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     let setup = Setup {
         len: 4096,
-        ..Setup::default()
+        ..Setup::over(transport)
     };
     for round in 0..30 {
         let (client, server) = pair(&setup);
@@ -201,8 +206,7 @@ fn memory_deregistered_under_running_traffic() {
     }
 }
 
-#[test]
-fn many_threads_post_to_and_poll_one_connection() {
+fn many_threads_post_to_and_poll_one_connection(transport: Transport) {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -215,7 +219,7 @@ fn many_threads_post_to_and_poll_one_connection() {
     };
     let setup = Setup {
         cap,
-        ..Setup::default()
+        ..Setup::over(transport)
     };
     let (client, server) = pair(&setup);
     // A queue with room for all of it.
@@ -276,13 +280,12 @@ fn many_threads_post_to_and_poll_one_connection() {
     assert_eq!(client.completions(rest).len(), rest);
 }
 
-#[test]
-fn a_connection_that_nobody_polls_is_served_all_the_same() {
+fn a_connection_that_nobody_polls_is_served_all_the_same(transport: Transport) {
     // While an application spins on one queue, others are targets of Writes and Reads.
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let setup = Setup::default();
+    let setup = Setup::over(transport);
     let (busy_client, _busy_server) = pair(&setup);
     let (client, server) = pair(&setup);
     let stop = AtomicBool::new(false);

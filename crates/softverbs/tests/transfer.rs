@@ -4,7 +4,16 @@ mod common;
 
 use common::{ALL, Setup, pair, pattern};
 use softverbs::cm::CmOption;
-use softverbs::{QpCap, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use softverbs::{QpCap, SendData, SendFlags, SendOp, SendWr, Transport, WcOpcode, WcStatus};
+
+common::over_both! {
+    gathers_and_scatters,
+    inline_data_is_captured_when_posted,
+    unsignaled_requests_complete_silently_and_in_order,
+    sixteen_reads_outstanding,
+    a_region_beyond_four_gigabytes,
+    messages_beyond_the_64_kib_edge_keep_their_order,
+}
 
 const SIZES: [usize; 16] = [
     0,
@@ -46,6 +55,15 @@ fn setups() -> Vec<Setup> {
         with(CmOption::MpaMarkers(true)),
         with(CmOption::MpaRevision(1)),
         Setup {
+            address: "[::1]:0".parse().unwrap(),
+            ..base.clone()
+        },
+        Setup {
+            transport: Transport::Roce,
+            ..base.clone()
+        },
+        Setup {
+            transport: Transport::Roce,
             address: "[::1]:0".parse().unwrap(),
             ..base
         },
@@ -110,9 +128,8 @@ fn writes_and_reads_of_every_size() {
     }
 }
 
-#[test]
-fn gathers_and_scatters() {
-    let setup = Setup::default();
+fn gathers_and_scatters(transport: Transport) {
+    let setup = Setup::over(transport);
     let (client, server) = pair(&setup);
     let data = client.fill(0, 30_000, 3);
     let sges = [
@@ -161,14 +178,13 @@ fn gathers_and_scatters() {
     assert_eq!(got, server.read(200, 20_000));
 }
 
-#[test]
-fn inline_data_is_captured_when_posted() {
+fn inline_data_is_captured_when_posted(transport: Transport) {
     let setup = Setup {
         cap: QpCap {
             max_inline_data: 1000,
             ..QpCap::default()
         },
-        ..Setup::default()
+        ..Setup::over(transport)
     };
     let (client, server) = pair(&setup);
     for size in [0, 1, 63, 64, 65, 1000] {
@@ -187,9 +203,8 @@ fn inline_data_is_captured_when_posted() {
     assert_eq!(error.errno(), 22, "{error}");
 }
 
-#[test]
-fn unsignaled_requests_complete_silently_and_in_order() {
-    let (client, server) = pair(&Setup::default());
+fn unsignaled_requests_complete_silently_and_in_order(transport: Transport) {
+    let (client, server) = pair(&Setup::over(transport));
     for n in 0..100 {
         server.recv(n, 0, 64);
     }
@@ -267,10 +282,9 @@ fn atomics_between_peers_that_know_them() {
     }
 }
 
-#[test]
-fn sixteen_reads_outstanding() {
+fn sixteen_reads_outstanding(transport: Transport) {
     // field B75: every read up to the negotiated depth is served, and more wait their turn.
-    let mut setup = Setup::default();
+    let mut setup = Setup::over(transport);
     setup.param.initiator_depth = 16;
     setup.param.responder_resources = 16;
     let (client, server) = pair(&setup);
@@ -289,10 +303,9 @@ fn sixteen_reads_outstanding() {
     assert_eq!(client.read(0, 64 * 1024), data);
 }
 
-#[test]
-fn a_region_beyond_four_gigabytes() {
+fn a_region_beyond_four_gigabytes(transport: Transport) {
     // field B93. Zero pages cost nothing.
-    let setup = Setup::default();
+    let setup = Setup::over(transport);
     let (client, server) = pair(&setup);
     let huge = server.pd.alloc_mr((5 << 30) + 3, ALL).unwrap();
     let offset = (4_u64 << 30) + 1;
@@ -312,11 +325,10 @@ fn a_region_beyond_four_gigabytes() {
     assert_eq!(client.read(200_000, 100_000), data);
 }
 
-#[test]
-fn messages_beyond_the_64_kib_edge_keep_their_order() {
+fn messages_beyond_the_64_kib_edge_keep_their_order(transport: Transport) {
     let (client, server) = pair(&Setup {
         len: 8 << 20,
-        ..Setup::default()
+        ..Setup::over(transport)
     });
     for n in 0..32_usize {
         server.recv(n as u64, n * 200_000, 200_000);

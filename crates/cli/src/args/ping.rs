@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{parse_seconds, parse_size};
+use super::{TransportArg, parse_seconds, parse_size};
 
 /// Exchange data with an `rping` of rdma-core, or with another `softverbs ping`
 ///
@@ -60,6 +60,10 @@ pub(crate) struct PingArgs {
     #[arg(short, long)]
     pub(crate) debug: bool,
 
+    /// Transport [default: iwarp]
+    #[arg(long, value_enum)]
+    pub(crate) transport: Option<TransportArg>,
+
     /// Server: serve one client after the other until interrupted
     #[arg(short = 'P', long, requires = "server")]
     pub(crate) persistent: bool,
@@ -78,6 +82,8 @@ Examples:
   softverbs ping --server              serve one client on port 7174, like `rping -s`
   softverbs ping 192.0.2.7 -C 10 -V    ten pings, verified
   softverbs ping 2001:db8::7 -C 1 -v   over IPv6, data printed
+  softverbs ping 192.0.2.7 --transport roce -C 3
+                                       over RoCEv2
   rping -c -a 192.0.2.7 -C 3 -v        the same server, pinged by rdma-core
 
 Exit status: 0 success, 1 the run failed, 2 wrong usage.";

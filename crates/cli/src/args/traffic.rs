@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use softverbs::Transport;
 
 use super::{parse_seconds, parse_size};
 
@@ -105,9 +106,9 @@ pub(crate) struct TrafficArgs {
     #[arg(short, long, default_value_t = 18515)]
     pub(crate) port: u16,
 
-    /// Transport
-    #[arg(long, value_enum, default_value_t = TransportArg::Iwarp)]
-    pub(crate) transport: TransportArg,
+    /// Transport [default: that of the device, or iwarp]
+    #[arg(long, value_enum)]
+    pub(crate) transport: Option<TransportArg>,
 
     /// Use this device (see `softverbs devices`)
     #[arg(short, long, conflicts_with = "bind")]
@@ -152,6 +153,17 @@ pub(crate) struct TrafficArgs {
 pub(crate) enum TransportArg {
     /// iWARP over TCP
     Iwarp,
+    /// RoCEv2 over UDP
+    Roce,
+}
+
+impl From<TransportArg> for Transport {
+    fn from(arg: TransportArg) -> Self {
+        match arg {
+            TransportArg::Iwarp => Self::Iwarp,
+            TransportArg::Roce => Self::Roce,
+        }
+    }
 }
 
 const BW_EXAMPLES: &str = "\

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use softverbs::Transport;
 use softverbs::cm::{CmEvent, CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
 
 use crate::deadline::Deadline;
@@ -20,6 +21,9 @@ mod errno {
     pub(super) const ECONNREFUSED: i32 = 111;
 }
 
+/// The (negated) reason of a rejection by InfiniBand's connection manager: nobody listens.
+const NO_SUCH_SERVICE: i32 = -8;
+
 /// An event channel, and the limit of patience.
 #[derive(Debug)]
 pub(crate) struct Cm {
@@ -27,6 +31,8 @@ pub(crate) struct Cm {
     pub(crate) channel: EventChannel,
     /// How long a peer may take to answer.
     pub(crate) timeout: Duration,
+    /// The transport, if the user chose one.
+    transport: Option<Transport>,
 }
 
 /// What is waited for, in words for the user.
@@ -40,16 +46,20 @@ pub(crate) struct Wanted {
 
 impl Cm {
     /// A channel of its own.
-    pub(crate) fn new(timeout: Duration) -> Outcome<Self> {
+    pub(crate) fn new(timeout: Duration, transport: Option<Transport>) -> Outcome<Self> {
         Ok(Self {
             channel: EventChannel::new()?,
             timeout,
+            transport,
         })
     }
 
     /// A new identifier with these options, and with time limits that suit the user's.
     pub(crate) fn id(&self, options: &[CmOption]) -> Outcome<CmId> {
         let id = CmId::new(&self.channel, PortSpace::Tcp, 0)?;
+        if let Some(transport) = self.transport {
+            id.set_option(CmOption::Transport(transport))?;
+        }
         id.set_option(CmOption::ConnectTimeout(self.timeout))?;
         id.set_option(CmOption::ReplyTimeout(self.timeout))?;
         // A peer that vanished is given up after about three times the idle time.
@@ -163,12 +173,11 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
     }
     let timed_out = event.status() == -errno::ETIMEDOUT;
     Failure::run(match (event.kind(), event.status().saturating_neg()) {
-        (EventKind::Rejected, errno::ECONNREFUSED) => {
-            if event.is_consumer_reject() {
-                "the peer rejected the connection".to_owned()
-            } else {
-                "connection refused: no server listens there".to_owned()
-            }
+        (EventKind::Rejected, _) if event.is_consumer_reject() => {
+            "the peer rejected the connection".to_owned()
+        }
+        (EventKind::Rejected, errno::ECONNREFUSED | NO_SUCH_SERVICE) => {
+            "connection refused: no server listens there".to_owned()
         }
         (EventKind::Rejected, errno::ECONNRESET) | (EventKind::Disconnected, _) => {
             format!("the peer closed the connection while {doing}")

@@ -19,7 +19,7 @@ pub(super) fn run(plan: &PingPlan, host: &str, source: Option<&str>) -> Outcome<
         Some(source) => resolve(source, 0)?.into_iter().next(),
         None => None,
     };
-    let cm = Cm::new(plan.timeout)?;
+    let cm = Cm::new(plan.timeout, plan.transport)?;
     let mut last = Failure::run("no address to ping");
     for peer in resolve(host, plan.port)? {
         match connect(plan, &cm, peer, source) {

@@ -21,7 +21,7 @@ pub(super) fn run(
     persistent: bool,
     port_file: Option<&Path>,
 ) -> Outcome<()> {
-    let cm = Cm::new(plan.timeout)?;
+    let cm = Cm::new(plan.timeout, plan.transport)?;
     let address = match bind {
         Some(host) => resolve(host, plan.port)?.into_iter().next(),
         None => None,
@@ -64,7 +64,7 @@ fn request(cm: &Cm) -> Outcome<CmId> {
 fn serve(plan: &PingPlan, id: CmId) -> Outcome<()> {
     let name = show_peer(id.peer_addr());
     // Its events must not end up with those of other clients.
-    let cm = Cm::new(plan.timeout)?;
+    let cm = Cm::new(plan.timeout, plan.transport)?;
     id.migrate_id(&cm.channel)?;
     let converse = || -> Outcome<()> {
         let mut connection = Connection::new(id.clone(), MAX_SIZE, plan.timeout, true)?;

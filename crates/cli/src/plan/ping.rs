@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use softverbs::Transport;
+
 use crate::args::PingArgs;
 use crate::failure::{Failure, Outcome};
 
@@ -11,6 +13,8 @@ use crate::failure::{Failure, Outcome};
 pub(crate) struct PingPlan {
     /// Which end this process is.
     pub(crate) role: PingRole,
+    /// The transport, if the user chose one.
+    pub(crate) transport: Option<Transport>,
     /// Port of the server.
     pub(crate) port: u16,
     /// Octets of one ping.
@@ -92,6 +96,7 @@ impl PingPlan {
         };
         Ok(Self {
             role,
+            transport: args.transport.map(Transport::from),
             port: args.port,
             size,
             count: (args.count > 0).then_some(args.count),

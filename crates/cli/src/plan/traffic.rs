@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use softverbs::Transport;
+
 use super::{Amount, Demands, Metric, Sizes, Verb, Workload};
-use crate::args::{BwArgs, LatArgs, TrafficArgs, TransportArg};
+use crate::args::{BwArgs, LatArgs, TrafficArgs};
 use crate::failure::{Failure, Outcome};
 
 /// A measurement, or the serving of measurements.
@@ -19,6 +21,8 @@ pub(crate) struct TrafficPlan {
     pub(crate) events: bool,
     /// Which local address to use.
     pub(crate) local: Local,
+    /// The transport, if the user chose one.
+    pub(crate) transport: Option<Transport>,
     /// Exchange over plain TCP.
     pub(crate) tcp_exchange: bool,
     /// Silence of the peer that ends the run.
@@ -164,7 +168,16 @@ impl TrafficPlan {
         workload: Workload,
         demands: Demands,
     ) -> Outcome<Self> {
-        let TransportArg::Iwarp = args.transport;
+        let of_device = args.device.as_deref().and_then(|device| {
+            let is_roce = device.starts_with("roce_");
+            is_roce.then_some(Transport::Roce)
+        });
+        let transport = args.transport.map(Transport::from).or(of_device);
+        if transport == Some(Transport::Roce) && (args.crc || args.fpdu.is_some()) {
+            return Err(Failure::usage(
+                "--crc and --fpdu are options of iWARP, not of RoCE",
+            ));
+        }
         let role = match (host, args.server) {
             (Some(host), true) => {
                 return Err(Failure::usage(format!(
@@ -198,6 +211,7 @@ impl TrafficPlan {
                 (None, Some(address)) => Local::Address(address),
                 (None, None) => Local::Any,
             },
+            transport,
             tcp_exchange: args.tcp_exchange,
             timeout: args.timeout,
             json: args.json,

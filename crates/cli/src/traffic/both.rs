@@ -61,6 +61,9 @@ impl Server {
             Local::Device(device) => command.args(["--device", device]),
             Local::Address(address) => command.args(["--bind", &address.to_string()]),
         };
+        if let Some(transport) = plan.transport {
+            command.args(["--transport", transport.name()]);
+        }
         for (set, option) in [
             (plan.events, "--events"),
             (plan.tcp_exchange, "--tcp-exchange"),

@@ -37,7 +37,7 @@ struct Client<'a> {
 impl<'a> Client<'a> {
     /// Connects to the first of `peers` that can be reached.
     fn connect_any(plan: &'a TrafficPlan, peers: &[SocketAddr]) -> Outcome<Self> {
-        let cm = Cm::new(plan.timeout)?;
+        let cm = Cm::new(plan.timeout, plan.transport)?;
         let session = RandomState::new().hash_one(peers);
         let mut last = Failure::run("no address to connect to");
         for peer in peers {

@@ -21,7 +21,7 @@ const MOST_MEMORY: usize = 32 << 30;
 
 /// Waits for clients and serves them.
 pub(crate) fn run(plan: &TrafficPlan, server: &ServerPlan) -> Outcome<()> {
-    let cm = Cm::new(plan.timeout)?;
+    let cm = Cm::new(plan.timeout, plan.transport)?;
     let address = device_address(&plan.local, None)?;
     let door = Door::open(&cm, plan, server, address)?;
     let serve_one = || {

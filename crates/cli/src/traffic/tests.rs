@@ -18,8 +18,8 @@ const MESSAGES: u64 = 40;
 
 /// Two ends with one lane, connected over loopback.
 fn connected(client: Workload, server: Workload) -> (Endpoint, Endpoint) {
-    let cm = Cm::new(TIMEOUT).unwrap();
-    let server_cm = Cm::new(TIMEOUT).unwrap();
+    let cm = Cm::new(TIMEOUT, None).unwrap();
+    let server_cm = Cm::new(TIMEOUT, None).unwrap();
     let local = "127.0.0.1:0".parse().unwrap();
     let listeners = Listeners::new(&server_cm, Some(local), 0, &[]).unwrap();
     let dial = Dial::resolve(&cm, listeners.address, None, &[]).unwrap();

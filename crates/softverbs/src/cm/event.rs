@@ -12,6 +12,7 @@ use super::CmId;
 use super::id::IdShared;
 use crate::error::Result;
 use crate::event_queue::EventQueue;
+use crate::roce::AhAttr;
 
 /// What happened; the values are those of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +83,19 @@ pub struct ConnParam {
     pub srq: bool,
     /// Queue pair number.
     pub qp_num: Qpn,
+    /// In the `Established` of a datagram identifier: where datagrams go.
+    pub ud: Option<UdParam>,
+}
+
+/// Where datagrams go (`struct rdma_ud_param`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdParam {
+    /// The way to the peer's port, for [`Pd::create_ah`](crate::Pd::create_ah).
+    pub ah_attr: AhAttr,
+    /// The queue pair there.
+    pub qp_num: Qpn,
+    /// The key that it wants to see.
+    pub qkey: u32,
 }
 
 impl Default for ConnParam {
@@ -95,6 +109,7 @@ impl Default for ConnParam {
             rnr_retry_count: 7,
             srq: false,
             qp_num: Qpn::new(0),
+            ud: None,
         }
     }
 }

@@ -177,7 +177,13 @@ impl IdShared {
         self.report_ending(kind, status, param, false);
     }
 
-    fn report_ending(&self, kind: EventKind, status: i32, param: ConnParam, consumer_reject: bool) {
+    pub(super) fn report_ending(
+        &self,
+        kind: EventKind,
+        status: i32,
+        param: ConnParam,
+        consumer_reject: bool,
+    ) {
         let Some(id) = self.me.upgrade() else { return };
         // Held over the push, so that `migrate` does not overlook it.
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);

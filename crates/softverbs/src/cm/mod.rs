@@ -5,8 +5,8 @@
 //! that event itself.
 //!
 //! `event.rs` holds events and channels, `options.rs` the options, `id.rs` the state of an
-//! identifier, `resolve.rs` addresses, `active.rs` and `passive.rs` the two sides of setting up a
-//! connection over TCP, `ib/` the connection manager over RoCE.
+//! identifier, `resolve.rs` addresses, `tcp.rs` with `active.rs` and `passive.rs` how
+//! a connection over TCP is set up, `ib/` the connection manager over RoCE.
 
 mod active;
 mod event;
@@ -15,6 +15,7 @@ mod id;
 mod options;
 mod passive;
 pub(crate) mod resolve;
+mod tcp;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,26 +23,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::SockAddr;
-use softverbs_proto::iwarp::negotiate::Wishes;
-use softverbs_proto::iwarp::stream::{CloseCause, Role};
+use softverbs_proto::iwarp::stream::CloseCause;
+use softverbs_proto::qp_state::QpType;
 
-pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH};
+pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH, UdParam};
 pub(crate) use self::id::IdShared;
 use self::id::{Handle, Phase, State};
 pub use self::options::CmOption;
 use self::options::Options;
+use crate::async_event::AsyncEventKind;
 use crate::context::{Context, Pd};
-use crate::device::{Device, Transport, limits};
+use crate::device::{Device, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::qp::{Qp, QpInitAttr};
 
-/// Most private data that an MPA frame of revision 2 carries to every known peer.
-const MAX_PRIVATE_DATA: usize = 251;
 /// Connect requests that may wait to be fetched, at most.
 const MAX_BACKLOG: usize = 1024;
-/// How long a peer that asked for peer-to-peer mode may take to send its first frame.
-const RTR_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Port spaces; the values are those of `enum rdma_port_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,11 +47,12 @@ const RTR_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum PortSpace {
     /// IP over InfiniBand. **Not supported.**
     Ipoib = 0x0002,
-    /// Any transport, InfiniBand service ids. **Not supported.**
+    /// InfiniBand service ids (RoCE). Addresses are those of IP nevertheless.
     Ib = 0x013f,
     /// Reliable connections.
     Tcp = 0x0106,
-    /// Datagrams. **Not supported.**
+    /// Datagrams (RoCE): `connect` asks for the queue pair behind a port, and its `Established`
+    /// says where it is ([`ConnParam::ud`]).
     Udp = 0x0111,
 }
 
@@ -66,7 +65,8 @@ pub struct CmId {
 
 impl CmId {
     /// A new identifier whose events come through `channel`. `context` is the application's.
-    /// EOPNOTSUPP for port spaces other than [`PortSpace::Tcp`].
+    /// Port spaces other than [`PortSpace::Tcp`] exist on RoCE only, which they choose;
+    /// EOPNOTSUPP for [`PortSpace::Ipoib`].
     pub fn new(channel: &EventChannel, ps: PortSpace, context: u64) -> Result<Self> {
         Self::create(channel, ps, context, false)
     }
@@ -78,20 +78,16 @@ impl CmId {
     }
 
     fn create(channel: &EventChannel, ps: PortSpace, context: u64, sync: bool) -> Result<Self> {
-        if ps != PortSpace::Tcp {
-            return Err(Error::not_supported(
-                "ps",
-                "there is the port space RDMA_PS_TCP only",
-            ));
+        let mut options = Options::of_environment()?;
+        match ps {
+            PortSpace::Tcp => {}
+            PortSpace::Udp | PortSpace::Ib => options.transport = Transport::Roce,
+            PortSpace::Ipoib => {
+                return Err(Error::not_supported("ps", "there is no RDMA_PS_IPOIB"));
+            }
         }
         Engine::get()?;
-        Ok(IdShared::create(
-            channel,
-            ps,
-            context,
-            sync,
-            Options::of_environment()?,
-        ))
+        Ok(IdShared::create(channel, ps, context, sync, options))
     }
 
     fn shared(&self) -> &Arc<IdShared> {
@@ -151,6 +147,12 @@ impl CmId {
         let mut state = self.shared().lock();
         if matches!(option, CmOption::Transport(_)) && !matches!(state.phase, Phase::Idle) {
             return Err(wrong_phase(&state, "change the transport"));
+        }
+        if option == CmOption::Transport(Transport::Iwarp) && self.shared().ps != PortSpace::Tcp {
+            return Err(Error::not_supported(
+                "transport",
+                "iWARP has the port space RDMA_PS_TCP only",
+            ));
         }
         state
             .options
@@ -300,7 +302,7 @@ impl CmId {
     }
 
     /// Creates the queue pair of this identifier, in INIT: receives may be posted, and should be
-    /// before `connect` or `accept`. EINVAL if there is one, or if the protection domain belongs
+    /// before `connect` or `accept`. Datagram queue pairs are in RTS at once. EINVAL if there is one, or if the protection domain belongs
     /// to another device than [`CmId::verbs`].
     pub fn create_qp(&self, pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Qp> {
         {
@@ -316,8 +318,18 @@ impl CmId {
                 Some(_) => {}
             }
         }
+        let datagrams = self.shared().ps == PortSpace::Udp;
+        if datagrams != (attr.qp_type == QpType::Ud) {
+            return Err(Error::invalid(
+                "qp_type",
+                "UD goes with RDMA_PS_UDP, and with nothing else",
+            ));
+        }
         let qp = pd.create_qp(attr)?;
         qp.inner().to_init()?;
+        if datagrams {
+            qp.inner().datagrams_to_rts(ib::random_u32()?)?;
+        }
         let mut state = self.shared().lock();
         if state.qp.is_some() {
             drop(state);
@@ -340,11 +352,14 @@ impl CmId {
     /// [`ConnectError`](EventKind::ConnectError). From the return of this call on, send requests
     /// may be posted: they leave when they may.
     ///
-    /// Status of the event: no listener, or rejected by the application: `Rejected`
+    /// Status of the event over iWARP: no listener, or rejected by the application: `Rejected`
     /// -ECONNREFUSED; closed or reset: `Rejected` -ECONNRESET; no answer: `Unreachable`
-    /// -ETIMEDOUT; MPA violated: `ConnectError` -EINVAL.
+    /// -ETIMEDOUT; MPA violated: `ConnectError` -EINVAL. Over RoCE: `Rejected` with the reason of
+    /// the connection manager, 8 for no listener and 28 for the application's; no answer:
+    /// `Unreachable` -ETIMEDOUT.
     ///
-    /// EINVAL: no route resolved, no queue pair, more than 251 octets of private data, or depths
+    /// EINVAL: no route resolved, no queue pair, more private data than 251 octets (RoCE: 56, which
+    /// the peer gets padded with zeros to that length; 180 with [`PortSpace::Udp`]), or depths
     /// beyond the device's.
     pub fn connect(&self, param: &ConnParam) -> Result<()> {
         {
@@ -355,57 +370,12 @@ impl CmId {
         }
         match self.transport() {
             Transport::Iwarp => self.connect_tcp(param)?,
+            Transport::Roce if self.shared().ps == PortSpace::Udp => {
+                ib::ask(self.shared(), param)?;
+            }
             Transport::Roce => ib::connect(self.shared(), param)?,
         }
         self.wait_for(EventKind::Established)
-    }
-
-    fn connect_tcp(&self, param: &ConnParam) -> Result<()> {
-        let (attempt, socket, source, qp) = {
-            let state = self.shared().lock();
-            if !matches!(state.phase, Phase::RouteResolved) {
-                return Err(wrong_phase(&state, "connect"));
-            }
-            let Some(peer) = state.peer else {
-                return Err(wrong_phase(&state, "connect"));
-            };
-            let Some(qp) = state.qp.clone() else {
-                return Err(Error::invalid("id", "has no queue pair"));
-            };
-            let wishes = wishes(param, &state.options)?;
-            let attempt = active::Attempt::new(
-                self.shared(),
-                peer,
-                state.options,
-                wishes,
-                param.private_data.clone(),
-            );
-            (attempt, state.socket.is_some(), state.local, qp)
-        };
-        qp.inner().to_rtr()?;
-        let socket = {
-            let mut state = self.shared().lock();
-            if !matches!(state.phase, Phase::RouteResolved) {
-                return Err(wrong_phase(&state, "connect"));
-            }
-            state.phase = Phase::Connecting(attempt.clone());
-            if socket { state.socket.take() } else { None }
-        };
-        let started = attempt.start(Engine::get()?, socket, source);
-        {
-            let mut state = self.shared().lock();
-            match started {
-                Ok(local) => state.local = local.or(state.local),
-                Err(error) => {
-                    // Not if it was destroyed meanwhile.
-                    if matches!(state.phase, Phase::Connecting(_)) {
-                        state.phase = Phase::RouteResolved;
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Accepts a connect request. Ends with [`EventKind::Established`], or with
@@ -414,80 +384,23 @@ impl CmId {
     /// the return of this call on, send requests may be posted: the stack holds them, in order,
     /// until the peer may receive them.
     ///
-    /// EINVAL: no connect request, no queue pair, more than 251 octets of private data, or depths
-    /// beyond the device's; ECONNRESET or EPIPE: the peer has gone.
+    /// EINVAL: no connect request, no queue pair, more private data than 251 octets (RoCE: 196;
+    /// 136 with [`PortSpace::Udp`], where no event follows), or depths beyond the device's;
+    /// ECONNRESET or EPIPE: the peer has gone.
     pub fn accept(&self, param: &ConnParam) -> Result<()> {
         match self.transport() {
             Transport::Iwarp => self.accept_tcp(param)?,
+            Transport::Roce if self.shared().ps == PortSpace::Udp => {
+                // The answer is all there is: no event follows.
+                return ib::answer(self.shared(), param);
+            }
             Transport::Roce => ib::accept(self.shared(), param)?,
         }
         self.wait_for(EventKind::Established)
     }
 
-    fn accept_tcp(&self, param: &ConnParam) -> Result<()> {
-        let (request, qp, wishes, options) = {
-            let state = self.shared().lock();
-            let Phase::Requested(request) = &state.phase else {
-                return Err(wrong_phase(&state, "accept"));
-            };
-            let Some(qp) = state.qp.clone() else {
-                return Err(Error::invalid("id", "has no queue pair"));
-            };
-            (
-                request.clone(),
-                qp,
-                wishes(param, &state.options)?,
-                state.options,
-            )
-        };
-        qp.inner().to_rtr()?;
-        let accepted = request.accept(&wishes, &param.private_data);
-        let accepted = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                if error.errno() != libc::EINVAL {
-                    self.shared().lock().fail();
-                    qp.inner().abort(CloseCause::Lost);
-                }
-                return Err(error);
-            }
-        };
-        let negotiated = accepted.negotiated;
-        let established = ConnParam {
-            initiator_depth: active::depth(negotiated.ird),
-            responder_resources: active::depth(negotiated.ord),
-            ..ConnParam::default().cleared()
-        };
-        let before = {
-            let mut state = self.shared().lock();
-            if !matches!(state.phase, Phase::Requested(_)) {
-                // Destroyed meanwhile; the peer sees the connection close.
-                return Err(wrong_phase(&state, "accept"));
-            }
-            std::mem::replace(&mut state.phase, Phase::Establishing(established))
-        };
-        drop(before);
-        let sizing = options.sizing(&(&accepted.socket).into());
-        let role = Role::Responder {
-            grace: options.grace,
-            rtr_timeout: RTR_TIMEOUT,
-        };
-        let attached = qp.inner().attach(
-            accepted.socket,
-            role,
-            negotiated,
-            sizing,
-            &accepted.early,
-            Arc::downgrade(self.shared()),
-        );
-        if attached.is_err() {
-            self.shared().lock().fail();
-        }
-        attached
-    }
-
     /// Rejects a connect request; the peer gets [`EventKind::Rejected`] with the private data
-    /// (up to 251 octets, else EINVAL).
+    /// (up to 251 octets, RoCE 148, else EINVAL).
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
         let request = {
             let state = self.shared().lock();
@@ -501,22 +414,24 @@ impl CmId {
         };
         match request {
             Ok(request) => {
-                check_private_data(private_data)?;
+                tcp::check_private_data(private_data)?;
                 request.reject(private_data)?;
+            }
+            Err(connection) if self.shared().ps == PortSpace::Udp => {
+                ib::decline(connection, private_data)?;
             }
             Err(connection) => ib::reject(connection, private_data)?,
         }
         let mut state = self.shared().lock();
         state.connection = None;
-        let before = std::mem::replace(&mut state.phase, Phase::Failed);
-        drop(state);
-        drop(before);
+        state.fail();
         Ok(())
     }
 
-    /// Closes the connection in good order: what TCP has taken is delivered, other requests are
-    /// flushed. Both ends get [`EventKind::Disconnected`]. Harmless if the connection has ended
-    /// already; EINVAL if there never was one.
+    /// Closes the connection in good order: over iWARP what TCP has taken is delivered, over RoCE
+    /// what was acknowledged; other requests are flushed. Both ends get [`EventKind::Disconnected`]. Harmless if the connection has ended
+    /// already; EINVAL if there never was one. Over RoCE [`EventKind::TimewaitExit`] follows, when
+    /// no packet of the connection can be under way any more.
     pub fn disconnect(&self) -> Result<()> {
         let (qp, connection) = {
             let state = self.shared().lock();
@@ -529,10 +444,32 @@ impl CmId {
         if let Some(connection) = connection {
             return ib::disconnect(connection);
         }
+        if self.shared().ps == PortSpace::Udp {
+            return Err(Error::invalid("id", "datagrams have no connection"));
+        }
         if let Some(qp) = qp {
             qp.inner().disconnect();
         }
         Ok(())
+    }
+
+    pub(crate) fn report_join(&self, ud: UdParam) {
+        let param = ConnParam {
+            qp_num: ud.qp_num,
+            ud: Some(ud),
+            ..ConnParam::default().cleared()
+        };
+        self.shared().report(EventKind::MulticastJoin, 0, param);
+    }
+
+    /// Tells of an asynchronous event of the queue pair (`rdma_notify`). Nobody has to: what it
+    /// could tell is known already. Accepted, and without effect then.
+    pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
+        let connection = self.shared().lock().connection;
+        match (event, connection) {
+            (AsyncEventKind::CommEst, Some(connection)) => ib::notify(connection),
+            _ => Ok(()),
+        }
     }
 
     /// Moves the identifier to another channel, with the events that have not been fetched. Waits
@@ -591,7 +528,7 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
         local.set_port(bound.service().port);
         state.local = Some(local);
         state.bound = Some(bound);
-        state.verbs = verbs.or(state.verbs.take());
+        state.verbs = verbs.or_else(|| state.verbs.take());
         return Ok(());
     }
     let socket = state
@@ -609,7 +546,7 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
         .local_addr()
         .ok()
         .and_then(|address| address.as_socket());
-    state.verbs = verbs.or(state.verbs.take());
+    state.verbs = verbs.or_else(|| state.verbs.take());
     state.socket = Some(socket);
     Ok(())
 }
@@ -619,37 +556,6 @@ fn wrong_phase(state: &State, call: &str) -> Error {
         "id",
         format!("cannot {call}: the identifier is {}", state.phase.name()),
     )
-}
-
-fn check_private_data(private_data: &[u8]) -> Result<()> {
-    if private_data.len() > MAX_PRIVATE_DATA {
-        return Err(Error::invalid(
-            "private_data",
-            "iWARP carries up to 251 octets",
-        ));
-    }
-    Ok(())
-}
-
-fn wishes(param: &ConnParam, options: &Options) -> Result<Wishes> {
-    check_private_data(&param.private_data)?;
-    let depth = |what, asked: u8| match asked {
-        MAX_DEPTH => Ok(u16::from(limits::MAX_QP_RD_ATOM)),
-        asked if asked <= limits::MAX_QP_RD_ATOM => Ok(asked.into()),
-        _ => Err(Error::invalid(what, "exceeds max_qp_rd_atom")),
-    };
-    let ird = depth("responder_resources", param.responder_resources)?;
-    let ord = depth("initiator_depth", param.initiator_depth)?;
-    Ok(Wishes {
-        crc: options.crc,
-        markers: options.markers,
-        ird,
-        ord,
-        peer_to_peer: options.peer_to_peer,
-        rfc7306: true,
-        revision: options.revision,
-        timeout: options.reply_timeout,
-    })
 }
 
 impl fmt::Debug for CmId {

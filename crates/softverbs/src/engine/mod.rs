@@ -199,7 +199,10 @@ impl Engine {
         let mut timers = self.timers.lock().unwrap_or_else(PoisonError::into_inner);
         let earlier = timers.set(token, at);
         drop(timers);
-        if earlier {
+        // A thread that has backed off looks again very soon anyway. SeqCst pairs with
+        // `take_charge`, after which it looks for timers: either it sees this one, or this sees
+        // that it is in charge.
+        if earlier && !self.backed_off.load(Ordering::SeqCst) {
             self.wake();
         }
     }

@@ -42,17 +42,17 @@ impl Engine {
             let polls = self.polls.load(Ordering::Relaxed);
             let in_charge = polls == seen || self.armed.load(Ordering::SeqCst) > 0;
             seen = polls;
-            let timer = self.next_timer().map(|at| at.saturating_since(self.now()));
+            let timer = || self.next_timer().map(|at| at.saturating_since(self.now()));
             let limit = if in_charge {
                 self.take_charge();
-                timer
+                timer()
             } else {
                 self.backed_off.store(true, Ordering::SeqCst);
                 // A queue armed just before is served without waiting for the tick.
                 if self.armed.load(Ordering::SeqCst) > 0 {
                     continue;
                 }
-                Some(timer.map_or(BACK_OFF, |timer| timer.min(BACK_OFF)))
+                Some(timer().map_or(BACK_OFF, |timer| timer.min(BACK_OFF)))
             };
             let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
             if sys::epoll_wait(self.control.0.as_fd(), &mut ready, limit).is_err() {

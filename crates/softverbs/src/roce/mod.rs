@@ -1,10 +1,11 @@
 //! RoCEv2: the InfiniBand transport over UDP.
 //!
 //! `port/` is the UDP side, one for each process; `qp.rs` the work on a queue pair, `modify.rs`
-//! its attributes, `address.rs` the ways to peers.
+//! its attributes, `address.rs` the ways to peers, `multicast.rs` groups.
 
 pub(crate) mod address;
 mod modify;
+mod multicast;
 pub(crate) mod port;
 mod qp;
 

@@ -56,7 +56,9 @@ pub(crate) struct ConnectionOfQp {
 /// A queue pair over RoCE.
 pub(crate) struct Roce {
     pub(crate) queue_pair: QueuePair,
-    port: &'static Port,
+    pub(super) port: &'static Port,
+    /// Multicast groups and the interfaces that they were joined on.
+    pub(super) groups: Vec<(IpAddr, u32)>,
     way: Option<Way>,
     /// To the connected peer.
     path: Option<SendPath>,
@@ -89,6 +91,7 @@ impl Roce {
         Ok(Self {
             queue_pair: QueuePair::new(config),
             port,
+            groups: Vec::new(),
             way: None,
             path: None,
             paths: HashMap::new(),
@@ -222,7 +225,9 @@ impl Roce {
     /// Whether a packet comes from the connected peer; datagrams come from anywhere.
     fn is_from_peer(&self, from: &ReceivedFrom) -> bool {
         match (&self.path, self.queue_pair.config().qp_type) {
-            (_, QpType::Ud) => true,
+            (_, QpType::Ud) => {
+                !from.local.is_multicast() || self.queue_pair.is_attached(from.local.into())
+            }
             (Some(path), _) => path.remote == from.remote && path.local == from.local,
             (None, _) => false,
         }
@@ -231,6 +236,9 @@ impl Roce {
     /// The queue pair has gone: no packets, no timer.
     pub(crate) fn unregister(&mut self, engine: &Engine) {
         let qpn = self.queue_pair.config().qpn;
+        for (group, interface) in self.groups.drain(..) {
+            self.port.leave(group, interface, qpn);
+        }
         if let Some(token) = self.token.take() {
             self.port.unregister(qpn);
             engine.set_timer(token, None);
@@ -409,6 +417,9 @@ impl QpInner {
             && let Some(roce) = core.roce()
         {
             roce.queue_pair.abort();
+            if let Some(connection) = roce.connection {
+                connection.manager.note_failed(connection.id);
+            }
             self.settle_packets(core);
         }
     }
@@ -441,8 +452,10 @@ impl QpInner {
 }
 
 impl PacketSink for QpInner {
-    fn packet(&self, now: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
+    fn packet(&self, _: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
         let mut core = self.lock();
+        // The exact time, as for sending: round trips are measured between the two.
+        let now = self.engine.now();
         let Some(roce) = core.roce() else { return };
         if !roce.is_from_peer(from) {
             return;

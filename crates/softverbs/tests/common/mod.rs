@@ -3,6 +3,8 @@
     dead_code,
     unreachable_pub,
     missing_docs,
+    unused_imports,
+    unused_macros,
     reason = "each test file uses its part"
 )]
 
@@ -14,6 +16,26 @@ use softverbs::{
     Access, Cq, Mr, Pd, Qp, QpCap, QpInitAttr, RecvWr, SendData, SendFlags, SendOp, SendWr,
     Transport, Wc, WcStatus,
 };
+
+/// Makes tests of functions that take a transport.
+macro_rules! over_both {
+    ($($name:ident),* $(,)?) => {
+        mod over_iwarp {
+            $(#[test]
+            fn $name() {
+                super::$name(softverbs::Transport::Iwarp);
+            })*
+        }
+
+        mod over_roce {
+            $(#[test]
+            fn $name() {
+                super::$name(softverbs::Transport::Roce);
+            })*
+        }
+    };
+}
+pub(crate) use over_both;
 
 /// Long enough for a busy machine, short enough for a test that hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -58,8 +80,7 @@ impl Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            transport: std::env::var("SOFTVERBS_TRANSPORT")
-                .map_or(Transport::Iwarp, |name| name.parse().unwrap()),
+            transport: Transport::Iwarp,
             address: ([127, 0, 0, 1], 0).into(),
             cap: QpCap {
                 max_send_wr: 512,

@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use softverbs_proto::cm::event::QpEvent;
 use softverbs_proto::cm::params::{
     AcceptParams, CmaAddresses, ConnectRequest, ConnectionId, Listen, ListenToken, PathAddress,
     RejectParams, Route,
 };
+use softverbs_proto::cm::state::State as CmState;
 use softverbs_wire::ib::cm::{Rej, Rep};
 use softverbs_wire::ib::rdma_cm::{CmaHeader, ServicePort};
 use softverbs_wire::num::{PathMtu, Psn, RetryCount};
@@ -27,6 +29,14 @@ pub(in crate::cm) struct Incoming {
     pub(super) responder_resources: u8,
     /// Reads and atomics that the peer serves.
     pub(super) initiator_depth: u8,
+}
+
+impl Incoming {
+    /// A question of a datagram identifier.
+    pub(super) const DATAGRAM: Self = Self {
+        responder_resources: 0,
+        initiator_depth: 0,
+    };
 }
 
 /// Listens on what the identifier is bound to.
@@ -59,7 +69,7 @@ fn depth(what: &'static str, asked: u8, offer: u8) -> Result<u8> {
     }
 }
 
-fn check_private_data(private_data: &[u8], most: usize) -> Result<()> {
+pub(super) fn check_private_data(private_data: &[u8], most: usize) -> Result<()> {
     if private_data.len() > most {
         return Err(Error::invalid(
             "private_data",
@@ -209,7 +219,7 @@ pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()>
     let failed = manager.lock().failed.remove(&connection);
     if let Some(errno) = failed {
         let mut state = id.lock();
-        state.phase = Phase::Failed;
+        state.fail();
         state.connection = None;
         return Err(Error::os("modify_qp", errno));
     }
@@ -220,7 +230,10 @@ pub(in crate::cm) fn reject(connection: ConnectionId, private_data: &[u8]) -> Re
     check_private_data(private_data, Rej::PRIVATE_DATA_LEN)?;
     let reject = RejectParams::consumer(private_data.to_vec());
     Manager::get()?.command(|inner, now| {
-        inner.endpoint.reject(now, connection, &reject)?;
+        // The peer may have taken its request back meanwhile.
+        if inner.endpoint.state(connection) != CmState::Idle {
+            inner.endpoint.reject(now, connection, &reject)?;
+        }
         inner.forget(connection);
         Ok(())
     })?;
@@ -234,4 +247,14 @@ pub(in crate::cm) fn disconnect(connection: ConnectionId) -> Result<()> {
     let disconnected = manager.lock().endpoint.disconnect(now, connection);
     manager.pump_and_wait();
     Ok(disconnected?)
+}
+
+/// The application has heard of the peer, as the queue pair has.
+pub(in crate::cm) fn notify(connection: ConnectionId) -> Result<()> {
+    let _ = Manager::get()?.command(|inner, now| {
+        inner
+            .endpoint
+            .on_qp_event(now, connection, QpEvent::CommEst)
+    });
+    Ok(())
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use softverbs_proto::cm::event::{CmEvent, CmStatus, QpAction, Rejected, Reply, Request};
-use softverbs_proto::cm::params::{ConnectionId, RejectParams};
+use softverbs_proto::cm::params::{ConnectionId, ListenToken, RejectParams};
 use softverbs_proto::cm::state::State as CmState;
 use softverbs_wire::ib::cm::RejReason;
 use softverbs_wire::ib::rdma_cm::ServicePort;
 
 use super::{Incoming, Manager};
+use crate::cm::CmId;
 use crate::cm::event::{BacklogPlace, ConnParam, EventKind};
 use crate::cm::id::{IdShared, Phase};
 use crate::cm::options::Options;
@@ -41,6 +42,19 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// The identifier of a request.
+    pub(super) fn new_id(&self, listening: &IdShared) -> CmId {
+        IdShared::create(
+            &listening.channel(),
+            listening.ps,
+            listening.context,
+            listening.sync,
+            self.options,
+        )
+    }
+}
+
 impl Manager {
     /// Called by the thread that pumps, without any other lock.
     pub(super) fn on_event(
@@ -51,9 +65,10 @@ impl Manager {
     ) {
         match (event, shared) {
             (CmEvent::Request(request), _) => self.on_request(id, *request),
+            (CmEvent::SidrRequest(request), _) => self.on_sidr_request(id, *request),
             (CmEvent::Reply(reply), Some(shared)) => self.on_reply(id, *reply, shared),
             (CmEvent::Established, Some(shared)) => shared.on_established(),
-            (CmEvent::Rejected(rejected), Some(shared)) => self.on_rejected(id, rejected, shared),
+            (CmEvent::Rejected(rejected), Some(shared)) => self.on_rejected(id, *rejected, shared),
             (CmEvent::Unreachable(status), Some(shared)) => {
                 self.lock().forget(id);
                 shared.on_ib_failed(EventKind::Unreachable, status.errno(), Vec::new());
@@ -68,11 +83,29 @@ impl Manager {
             (CmEvent::Qp(action), Some(shared)) => self.on_action(id, action, shared),
             // Nobody is there any more who could want it.
             (_, None) => self.give_up(id),
-            (CmEvent::SidrRequest(_) | CmEvent::SidrReply(_), Some(_)) => self.give_up(id),
+            (CmEvent::SidrReply(reply), Some(shared)) => self.on_sidr_reply(id, *reply, shared),
         }
     }
 
-    fn give_up(&self, id: ConnectionId) {
+    /// Who listens, and the device of a local address.
+    pub(super) fn listener(
+        &self,
+        token: ListenToken,
+        local: IpAddr,
+        port: u16,
+    ) -> Option<(Arc<Listener>, Arc<IdShared>, Context)> {
+        let listener = {
+            let inner = self.lock();
+            let all = inner.listeners.get(&token)?;
+            all.iter().find(|listener| listener.takes(local)).cloned()?
+        };
+        let listening = listener.id.upgrade()?;
+        let device = resolve::check_bind(SocketAddr::new(local, port)).ok()??;
+        let verbs = Context::shared(&device.with_transport(Transport::Roce)).ok()?;
+        Some((listener, listening, verbs))
+    }
+
+    pub(super) fn give_up(&self, id: ConnectionId) {
         let now = self.engine.now();
         let mut inner = self.lock();
         inner.endpoint.destroy(now, id);
@@ -90,23 +123,9 @@ impl Manager {
 
     fn on_request(&'static self, id: ConnectionId, request: Request) {
         let local = request.address.local.to_ip();
-        let listener = {
-            let inner = self.lock();
-            let listeners = inner.listeners.get(&request.listener);
-            listeners.and_then(|all| all.iter().find(|listener| listener.takes(local)).cloned())
-        };
-        let Some((listener, listening)) =
-            listener.and_then(|listener| listener.id.upgrade().map(|id| (listener, id)))
-        else {
-            self.reject(id, RejReason::CONSUMER);
-            return;
-        };
         let port = ServicePort::from_service_id(request.service_id).map_or(0, |to| to.port);
-        let device = resolve::check_bind(SocketAddr::new(local, port));
-        let device = device.ok().flatten();
-        let verbs =
-            device.and_then(|device| Context::shared(&device.with_transport(Transport::Roce)).ok());
-        let Some(verbs) = verbs else {
+        let Some((listener, listening, verbs)) = self.listener(request.listener, local, port)
+        else {
             self.reject(id, RejReason::CONSUMER);
             return;
         };
@@ -132,18 +151,13 @@ impl Manager {
             rnr_retry_count: request.rnr_retry_count.get(),
             srq: request.srq,
             qp_num: request.remote_qpn,
+            ud: None,
         };
-        let new = IdShared::create(
-            &listening.channel(),
-            listening.ps,
-            listening.context,
-            listening.sync,
-            listener.options,
-        );
+        let remote = peer.unwrap_or_else(|| request.address.remote.to_ip());
+        let new = listener.new_id(&listening);
         {
             let mut state = new.shared().lock();
             state.local = Some(device.socket_addr(local, port));
-            let remote = peer.unwrap_or_else(|| request.address.remote.to_ip());
             state.peer = Some(device.socket_addr(remote, peer_port));
             state.phase = Phase::IbRequested(Incoming {
                 responder_resources: request.responder_resources,
@@ -153,9 +167,12 @@ impl Manager {
             state.passive = true;
             state.verbs = Some(verbs);
         }
-        let weak = Arc::downgrade(new.shared());
-        self.lock().ids.insert(id, weak);
+        self.know(id, new.shared());
         listening.report_request(new, place, param);
+    }
+
+    pub(super) fn know(&self, id: ConnectionId, shared: &Arc<IdShared>) {
+        self.lock().ids.insert(id, Arc::downgrade(shared));
     }
 
     fn on_reply(&self, id: ConnectionId, reply: Reply, shared: &Arc<IdShared>) {
@@ -177,7 +194,7 @@ impl Manager {
         let _ = self.lock().endpoint.establish(now, id);
     }
 
-    fn on_rejected(&self, id: ConnectionId, rejected: Box<Rejected>, shared: &Arc<IdShared>) {
+    fn on_rejected(&self, id: ConnectionId, rejected: Rejected, shared: &Arc<IdShared>) {
         // A connection that was established stays in TimeWait.
         if self.lock().endpoint.state(id) == CmState::Idle {
             self.lock().forget(id);
@@ -187,9 +204,13 @@ impl Manager {
     }
 
     fn on_disconnected(&self, id: ConnectionId, status: CmStatus, shared: &Arc<IdShared>) {
+        // The peer's queue pair is in the error state; so is ours, before the application hears of
+        // it, and the peer need not wait for the application.
+        let qp = shared.lock().qp.clone();
+        if let Some(qp) = qp {
+            qp.inner().disconnect();
+        }
         shared.on_ib_disconnected(status.errno());
-        // The peer need not wait for the application. Its packets will not come any more: its
-        // queue pair is in the error state, and so will be ours.
         let now = self.engine.now();
         let _ = self.lock().endpoint.disconnect_reply(now, id);
     }
@@ -237,7 +258,7 @@ impl IdShared {
     }
 
     /// The one terminal event of an attempt, or the end of a connection that the peer takes back.
-    fn on_ib_failed(&self, kind: EventKind, status: i32, private_data: Vec<u8>) {
+    pub(super) fn on_ib_failed(&self, kind: EventKind, status: i32, private_data: Vec<u8>) {
         let mut state = self.lock();
         let concerns = matches!(
             state.phase,
@@ -252,7 +273,9 @@ impl IdShared {
                 private_data,
                 ..ConnParam::default().cleared()
             };
-            self.report(kind, status, param);
+            let consumer = i32::from(RejReason::CONSUMER.get());
+            let consumer_reject = kind == EventKind::Rejected && status == consumer;
+            self.report_ending(kind, status, param, consumer_reject);
             drop(state);
             drop(before);
         }

@@ -2,7 +2,7 @@
 //!
 //! `mod.rs` drives proto's [`Endpoint`]: datagrams, commands and the time go in; what comes out is
 //! done in order by whoever pumps. `events.rs` is what comes out, `calls.rs` what the application
-//! asks for, `ports.rs` the port numbers.
+//! asks for, `datagram.rs` both for datagrams, `ports.rs` the port numbers.
 //!
 //! One thread pumps at a time, so that events of a connection stay in order. It holds the
 //! endpoint's lock only to take the next event, never while it calls a queue pair or an
@@ -10,6 +10,7 @@
 //! whose effect it needs, waits for its turn; it holds no lock of a queue pair or identifier then.
 
 mod calls;
+mod datagram;
 mod events;
 mod ports;
 
@@ -29,9 +30,10 @@ use softverbs_proto::time::Time;
 use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::num::{Gid, Guid, Qpn, ServiceId};
 
-pub(super) use self::calls::{Incoming, accept, connect, disconnect, listen, reject};
+pub(super) use self::calls::{Incoming, accept, connect, disconnect, listen, notify, reject};
+pub(super) use self::datagram::{answer, ask, decline};
 pub(super) use self::events::Listener;
-pub(super) use self::ports::{Bound, ephemeral};
+pub(super) use self::ports::{Bound, ephemeral, random_u32};
 use super::id::IdShared;
 use crate::device::is_link_local;
 use crate::engine::Engine;
@@ -102,7 +104,7 @@ impl Manager {
         let engine = Engine::get()?;
         let port = Port::get(engine)?;
         let prefix = port.comm_id_prefix() >> ID_BITS;
-        let ids = IdSpace::new(prefix, ID_BITS, ports::random_u32()?, ports::random_u32()?);
+        let ids = IdSpace::new(prefix, ID_BITS, random_u32()?, random_u32()?);
         let endpoint = Endpoint::new(Config::default(), Guid::new(port.ca_guid()), ids);
         let manager = MANAGER.get_or_init(|| Self {
             engine,

@@ -2,7 +2,7 @@
 //! with those of TCP and UDP.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
 use softverbs_wire::ib::rdma_cm::{PortSpace as WireSpace, ServicePort};
@@ -42,7 +42,14 @@ impl Bound {
             if holders.iter().any(|other| overlap(*other, place)) {
                 return Err(in_use());
             }
-            port.publish_service(service.service_id(), address.ip())?;
+            for (nth, address) in claims(place).enumerate() {
+                if let Err(error) = port.publish_service(service.service_id(), address) {
+                    for claimed in claims(place).take(nth) {
+                        port.withdraw_service(service.service_id(), claimed);
+                    }
+                    return Err(error);
+                }
+            }
             holders.push(place);
             Ok(Self { service, place })
         };
@@ -78,7 +85,9 @@ impl Drop for Bound {
             }
         }
         if let Ok(port) = Engine::get().and_then(Port::get) {
-            port.withdraw_service(self.service.service_id(), self.place.0);
+            for address in claims(self.place) {
+                port.withdraw_service(self.service.service_id(), address);
+            }
         }
     }
 }
@@ -90,7 +99,7 @@ pub(in crate::cm) fn ephemeral() -> Result<u16> {
     Ok(EPHEMERAL.start() + u16::try_from(random % count).unwrap_or(0))
 }
 
-pub(super) fn random_u32() -> Result<u32> {
+pub(in crate::cm) fn random_u32() -> Result<u32> {
     getrandom::u32().map_err(|_| Error::os("getrandom", libc::EIO))
 }
 
@@ -103,10 +112,17 @@ pub(super) fn wire_space(space: PortSpace) -> WireSpace {
     }
 }
 
+/// What other processes may not have: a wildcard of IPv6 is usually one of IPv4, too.
+fn claims((address, afonly): Place) -> impl Iterator<Item = IpAddr> {
+    let both = address.is_ipv6() && address.is_unspecified() && !afonly;
+    let v4 = both.then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    std::iter::once(address).chain(v4)
+}
+
 fn overlap(one: Place, other: Place) -> bool {
     let covers = |(wildcard, afonly): Place, address: IpAddr| {
         wildcard.is_unspecified() && wildcard.is_ipv4() == address.is_ipv4()
-            || wildcard == IpAddr::from(std::net::Ipv6Addr::UNSPECIFIED) && !afonly
+            || wildcard == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !afonly
     };
     one.0 == other.0 || covers(one, other.0) || covers(other, one.0)
 }

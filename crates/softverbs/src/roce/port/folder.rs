@@ -21,7 +21,7 @@ use std::io::{self, Read, Seek, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use softverbs_wire::num::ServiceId;
 
@@ -42,6 +42,12 @@ pub(super) struct Lock {
 }
 
 impl Lock {
+    /// Makes the file look used: there are cleaners that remove old ones from `/tmp`.
+    pub(super) fn touch(&self) {
+        // Only the owner of a file may, and that is who made it.
+        let _ = self.file.set_modified(SystemTime::now());
+    }
+
     /// Removes the file and unlocks it.
     pub(super) fn remove(self) {
         // While it is still locked: whoever opens it now finds out that it is gone.
@@ -290,10 +296,10 @@ fn make_private(path: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => (),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (),
-        Err(error) => return Err(Error::from_call("mkdir")(error)),
+        Err(error) => return Err(unusable(path, &error)),
     }
     // Not through a link, which another user could have put there.
-    let found = fs::symlink_metadata(path).map_err(Error::from_call("lstat"))?;
+    let found = fs::symlink_metadata(path).map_err(|error| unusable(path, &error))?;
     let ours = found.is_dir() && found.uid() == sys::effective_uid();
     if !ours || found.mode() & 0o077 != 0 {
         return Err(Error::invalid(
@@ -305,6 +311,10 @@ fn make_private(path: &Path) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+fn unusable(path: &Path, error: &io::Error) -> Error {
+    Error::invalid("runtime folder", format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use nix::sys::epoll::EpollFlags;
+use softverbs_proto::time::Time;
 use softverbs_wire::ib::ROCE_PORT;
 use softverbs_wire::num::{Qpn, ServiceId};
 
@@ -50,7 +51,7 @@ pub(crate) use self::border::{GsiSink, PacketMeta, PacketSink, ReceivedFrom, Sen
 use self::counters::{CounterValues, Counters};
 use self::folder::{Folder, Lock, SlotOwner};
 use self::multicast::Groups;
-use self::public::Public;
+use self::public::{Public, TOUCH_EVERY};
 use self::qpns::{OwnSlots, Qpns};
 use self::relay::Relay;
 use self::socket::{Served, Sock};
@@ -87,6 +88,8 @@ pub(crate) struct Port {
     relay: Relay,
     public: [Mutex<Public>; 2],
     timer: OnceLock<Token>,
+    /// When the files in the folder last were made to look used.
+    touched: Mutex<Time>,
     sinks: RwLock<HashMap<Qpn, Weak<dyn PacketSink>>>,
     gsi: RwLock<Option<Arc<dyn GsiSink>>>,
     gsi_psn: AtomicU32,
@@ -165,6 +168,7 @@ impl Port {
             relay,
             public: Default::default(),
             timer: OnceLock::new(),
+            touched: Mutex::new(engine.now()),
             sinks: RwLock::default(),
             gsi: RwLock::default(),
             gsi_psn: AtomicU32::new(0),
@@ -310,6 +314,23 @@ impl Port {
         }
     }
 
+    /// Makes the files of this process look used, every now and then.
+    fn touch_files(&self, now: Time) {
+        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_since(*touched) < TOUCH_EVERY {
+            return;
+        }
+        *touched = now;
+        drop(touched);
+        let qpns = self.qpns.lock().unwrap_or_else(PoisonError::into_inner);
+        qpns.locks().for_each(Lock::touch);
+        drop(qpns);
+        let services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        services.values().for_each(Lock::touch);
+        drop(services);
+        self.touch_groups();
+    }
+
     /// What the port has done so far.
     fn counters(&self) -> CounterValues {
         let mut values = self.counters.snapshot();
@@ -322,7 +343,7 @@ impl Port {
 
     /// Octets that wait in the kernel at most until somebody receives them, its bookkeeping
     /// included. A window that is larger than a part of this overruns a peer on a host like this.
-    fn receive_room(&self) -> usize {
+    pub(crate) fn receive_room(&self) -> usize {
         self.socks
             .iter()
             .filter_map(|sock| sock.get()?.options().recv_buffer_size().ok())

@@ -28,7 +28,6 @@ pub(super) struct Groups {
 impl Port {
     /// Packets to a multicast group that come in by an interface (0: as the routing table says)
     /// are for `qpn` too from now on.
-    #[allow(dead_code, reason = "queue pairs cannot be attached to groups yet")]
     pub(crate) fn join(&self, group: IpAddr, interface: u32, qpn: Qpn) -> Result<()> {
         if !group.is_multicast() {
             return Err(Error::invalid(
@@ -58,7 +57,6 @@ impl Port {
     }
 
     /// Ends [`join`](Self::join).
-    #[allow(dead_code, reason = "queue pairs cannot be attached to groups yet")]
     pub(crate) fn leave(&self, group: IpAddr, interface: u32, qpn: Qpn) {
         let groups = &self.groups;
         let mut joined = groups.joined.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,6 +103,13 @@ impl Port {
         } else {
             members.insert(group, queue_pairs);
         }
+    }
+
+    /// See [`Lock::touch`].
+    pub(super) fn touch_groups(&self) {
+        let locks = &self.groups.locks;
+        let locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.values().for_each(Lock::touch);
     }
 
     /// The queue pairs of this process in a group.

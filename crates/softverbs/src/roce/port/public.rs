@@ -15,6 +15,9 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How often it asks if a stranger has the port.
 const ASK_STRANGER_EVERY: Duration = Duration::from_secs(1);
 
+/// How often the files in the folder are made to look used.
+pub(super) const TOUCH_EVERY: Duration = Duration::from_secs(3600);
+
 /// Who has the public port of a family.
 #[derive(Debug, Default)]
 pub(super) enum Public {
@@ -22,7 +25,7 @@ pub(super) enum Public {
     #[default]
     Nobody,
     /// This process. The lock tells the others.
-    Mine(#[allow(dead_code, reason = "held")] Lock),
+    Mine(Lock),
     /// Another process with the same folder.
     Ours,
     /// Another process with the same folder had it and is going.
@@ -39,8 +42,9 @@ impl Port {
             .filter_map(|v6| self.claim_public_port(v6))
             .min();
         if let Some(&token) = self.timer.get() {
-            let at = again.map(|after| self.engine.now() + after);
-            self.engine.set_timer(token, at);
+            let after = again.unwrap_or(TOUCH_EVERY);
+            self.engine
+                .set_timer(token, Some(self.engine.now() + after));
         }
     }
 
@@ -54,7 +58,8 @@ impl Port {
         // Without the family there is nothing to have.
         self.socks[private].get()?;
         let mut public = self.public(v6);
-        if matches!(*public, Public::Mine(_)) {
+        if let Public::Mine(lock) = &*public {
+            lock.touch();
             return None;
         }
         let Ok(Some(lock)) = self.folder.claim_public(v6) else {

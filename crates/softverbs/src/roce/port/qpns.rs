@@ -14,7 +14,7 @@ pub(super) const INDEX_BITS: u32 = 12;
 const PER_SLOT: u32 = 1 << INDEX_BITS;
 /// So long a freed number rests, unless all others are in use and there are no more slots: what
 /// the peer of its last queue pair still sends must not meet another one.
-const REST: Duration = Duration::from_secs(60);
+const REST: Duration = Duration::from_secs(15);
 
 /// The slot of a queue pair number.
 #[allow(clippy::cast_possible_truncation, reason = "12 of 24 bits")]
@@ -79,6 +79,11 @@ impl Qpns {
         self.free.pop_front().map(|(_, qpn)| qpn)
     }
 
+    /// The locks of the slots.
+    pub(super) fn locks(&self) -> impl Iterator<Item = &Lock> {
+        self.slots.iter().map(|(_, lock)| lock)
+    }
+
     pub(super) fn free(&mut self, now: Time, qpn: Qpn) {
         self.free.push_back((now, qpn));
     }
@@ -105,8 +110,8 @@ mod tests {
         for _ in 1..PER_SLOT {
             assert_ne!(qpns.alloc(at(100)).unwrap(), first);
         }
-        assert_eq!(qpns.alloc(at(59)), None);
-        assert_eq!(qpns.alloc(at(60)), Some(first));
+        assert_eq!(qpns.alloc(at(14)), None);
+        assert_eq!(qpns.alloc(at(15)), Some(first));
         qpns.free(at(100), first);
         assert_eq!(qpns.alloc(at(101)), None);
         let (second, lock) = folder.take_slot().unwrap();

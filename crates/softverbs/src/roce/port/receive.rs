@@ -22,7 +22,7 @@ use super::{PUBLIC_V4, Port, RELAY};
 use crate::engine::Engine;
 
 /// Calls of one burst; the acknowledges go out after it.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 3;
 /// The first call of a burst is small: mostly there is one packet.
 const FIRST_ROUND: usize = 2;
 /// An application thread looks at all sockets once in so many polls, a power of two.
@@ -92,12 +92,17 @@ impl Port {
         let inbox = inbox.get_or_insert_with(Inbox::new);
         let mut burst = Burst::new(self, which >= PUBLIC_V4);
         for round in 0..ROUNDS {
-            let most = if round == 0 { FIRST_ROUND } else { INBOX };
-            let got = match inbox.receive(sock.fd(), most) {
+            let (most, got) = if round == 0 {
+                (FIRST_ROUND, inbox.receive::<FIRST_ROUND>(sock.fd()))
+            } else {
+                (INBOX, inbox.receive::<INBOX>(sock.fd()))
+            };
+            let got = match got {
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
+            burst.begin_round();
             for index in 0..got {
                 burst.datagrams(sock, inbox, index);
             }
@@ -117,12 +122,17 @@ impl<'a> Burst<'a> {
     pub(super) fn new(port: &'a Port, public: bool) -> Self {
         Self {
             port,
-            now: port.engine.coarse_now(),
+            now: Time::ZERO,
             public,
             sinks: SmallVec::new(),
             outgoing: Outgoing::default(),
             packets: 0,
         }
+    }
+
+    /// Packets have come: this is the moment. Exact, since round trips are measured by it.
+    pub(super) fn begin_round(&mut self) {
+        self.now = self.port.engine.now();
     }
 
     /// Everybody has their packets: acknowledges may go out. Returns how many there were.

@@ -212,6 +212,11 @@ impl Relay {
         self.idle.load(Ordering::Relaxed) < IDLE_POLLS
     }
 
+    #[cfg(test)]
+    pub(super) fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+        self.inbox.lock().unwrap()
+    }
+
     /// A process did not take its packets in time: for a while, no others wait for it.
     fn lose_patience(&self, now: Time) {
         let until = milliseconds(now + IMPATIENCE);
@@ -244,6 +249,7 @@ impl Port {
             let Ok(len) = self.relay.socket.recv(&mut inbox) else {
                 break;
             };
+            burst.begin_round();
             let mut octets = &inbox[..len];
             while let Some((record, rest)) = split(octets, self.public_port) {
                 octets = rest;

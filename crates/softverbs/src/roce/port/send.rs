@@ -30,11 +30,40 @@ use crate::mr_table::MrTable;
 const GATHER_LEN: usize = 65_507;
 /// Packets that one call takes, in every kernel with segmentation offload.
 const GATHER_PACKETS: usize = 64;
-/// Capacity of the buffer: one packet can be longer than what is gathered.
-const BUFFER: usize = 1 << 16;
 
 thread_local! {
-    static BUFFERS: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(BUFFER));
+    static BUFFERS: RefCell<Buffer> = RefCell::new(Buffer::new());
+}
+
+/// Where packets are put together. What it held before is overwritten, not cleared.
+pub(super) struct Buffer {
+    octets: Vec<u8>,
+    len: usize,
+}
+
+impl Buffer {
+    pub(super) fn new() -> Self {
+        Self {
+            octets: vec![0; GATHER_LEN],
+            len: 0,
+        }
+    }
+
+    /// The next `len` octets, to be written.
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
+        let start = self.len;
+        self.len += len;
+        // One packet can be longer than what is gathered.
+        if self.octets.len() < self.len {
+            self.octets.resize(self.len, 0);
+        }
+        &mut self.octets[start..self.len]
+    }
+
+    /// What was written.
+    pub(super) fn filled(&mut self) -> &mut [u8] {
+        &mut self.octets[..self.len]
+    }
 }
 
 /// The ends of a path with their ports.
@@ -88,7 +117,7 @@ pub(super) trait Packets {
     fn len_of(&self, index: usize) -> usize;
 
     /// Appends a packet, without the ICRC, to the buffer.
-    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault>;
+    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault>;
 }
 
 /// Packets of a batch, whose payload is in registered memory.
@@ -108,17 +137,15 @@ impl Packets for Batched<'_> {
         self.frames[index].len
     }
 
-    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault> {
+    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault> {
         for piece in self.batch.pieces(&self.frames[index]) {
             match *piece {
                 Piece::Scratch { start, len } => {
-                    buffer.extend_from_slice(&self.batch.scratch()[start..start + len]);
+                    let octets = &self.batch.scratch()[start..start + len];
+                    buffer.room(len).copy_from_slice(octets);
                 }
                 Piece::Memory { key, addr, len } => {
-                    let start = buffer.len();
-                    buffer.resize(start + len, 0);
-                    self.regions
-                        .read(key, addr, &mut buffer[start..], self.pd)?;
+                    self.regions.read(key, addr, buffer.room(len), self.pd)?;
                 }
             }
         }
@@ -140,9 +167,9 @@ pub(super) fn gather(
     first: usize,
     offload: bool,
     ends: &Ends,
-    buffer: &mut Vec<u8>,
+    buffer: &mut Buffer,
 ) -> (Gathered, Option<MemoryFault>) {
-    buffer.clear();
+    buffer.len = 0;
     let mut gathered = Gathered::default();
     for index in first..packets.count() {
         let len = packets.len_of(index) + Icrc::LEN;
@@ -151,19 +178,19 @@ pub(super) fn gather(
         } else if !offload
             || gathered.packets == GATHER_PACKETS
             || len > gathered.segment
-            || buffer.len() + len > GATHER_LEN
+            || buffer.len + len > GATHER_LEN
         {
             break;
         }
-        let start = buffer.len();
+        let start = buffer.len;
         if let Err(fault) = packets.append(index, buffer) {
-            buffer.truncate(start);
+            buffer.len = start;
             return (gathered, Some(fault));
         }
-        buffer.extend_from_slice(&[0; Icrc::LEN]);
+        buffer.room(Icrc::LEN);
         // The kernel numbers the segments of one call from 0.
         let ident = u16::try_from(gathered.packets).unwrap_or(0);
-        ends.seal(ident, &mut buffer[start..]);
+        ends.seal(ident, &mut buffer.filled()[start..]);
         gathered.packets += 1;
         if len < gathered.segment {
             break;
@@ -180,7 +207,8 @@ enum Outcome {
 }
 
 impl Port {
-    /// The socket and the ends of a path to a UDP port.
+    /// The socket and the ends of a path to a UDP port. Nothing if its addresses are of different
+    /// families, of one that this host does not have, or not known: the ICRC covers them.
     fn ends(&self, path: &SendPath, to_port: u16) -> Option<(&Sock, Ends, Envelope)> {
         let which = if path.remote.is_ipv6() {
             PRIVATE_V6
@@ -188,6 +216,9 @@ impl Port {
             PRIVATE_V4
         };
         let sock = self.socks[which].get()?;
+        if path.local.is_unspecified() || path.remote.is_unspecified() {
+            return None;
+        }
         let ends = Ends::new((path.local, sock.port), (path.remote, to_port))?;
         let to: SocketAddr = match path.remote {
             IpAddr::V6(remote) => SocketAddrV6::new(remote, to_port, 0, path.interface).into(),
@@ -224,7 +255,7 @@ impl Port {
     pub(super) fn send_packets(&self, packets: &impl Packets, path: &SendPath) -> Sent {
         let Some((sock, ends, envelope)) = self.ends(path, self.route(path)) else {
             return Sent::Lost {
-                errno: libc::EAFNOSUPPORT,
+                errno: libc::EADDRNOTAVAIL,
             };
         };
         let mut took = 0;
@@ -233,7 +264,7 @@ impl Port {
                 let offload = sock.gso.load(Ordering::Relaxed);
                 let (gathered, fault) = gather(packets, took, offload, &ends, buffer);
                 if gathered.packets > 0 {
-                    match self.transmit(sock, &ends, &envelope, gathered, buffer) {
+                    match self.transmit(sock, &ends, &envelope, gathered, buffer.filled()) {
                         (n, Outcome::Took) => took += n,
                         (n, Outcome::Blocked) if took + n == 0 => return Sent::Blocked,
                         (n, Outcome::Refused(errno)) if took + n == 0 => {
@@ -353,7 +384,7 @@ impl Port {
         let Some((sock, ends, envelope)) = self.ends(path, to_port) else {
             return Err(Error::Unreachable {
                 address: (path.remote, to_port).into(),
-                errno: libc::EAFNOSUPPORT,
+                errno: libc::EADDRNOTAVAIL,
             });
         };
         let mut packet = Vec::with_capacity(MAD_LEN + 32);

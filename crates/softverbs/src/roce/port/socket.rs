@@ -79,9 +79,15 @@ impl Sock {
             ];
             (libc::IPPROTO_IP, options)
         };
-        for (name, value) in options {
-            sys::set_option(fd, level, name, value)?;
+        for (index, (name, value)) in options.into_iter().enumerate() {
+            let set = sys::set_option(fd, level, name, value);
+            // Without the first there are no ICRCs. The others are missing in places (gVisor).
+            if index == 0 {
+                set?;
+            }
         }
+        // A kernel that does not know it would send what was gathered as one datagram.
+        let gso = sys::set_option(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
         make_room(fd);
         let gro = sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
         let no_checksum =
@@ -93,7 +99,7 @@ impl Sock {
             socket,
             v6,
             port,
-            gso: AtomicBool::new(true),
+            gso: AtomicBool::new(gso),
             gro,
             no_checksum,
             inbox: Mutex::new(None),
@@ -216,8 +222,9 @@ impl Source for Served {
         }
     }
 
-    fn timeout(&self, _: &Engine, _: Time) {
+    fn timeout(&self, _: &Engine, now: Time) {
         self.port.claim_public_ports();
+        self.port.touch_files(now);
     }
 
     fn neglected(&self) -> bool {

@@ -177,19 +177,19 @@ impl<const N: usize> Inbox<N> {
         }
     }
 
-    /// Receives up to `most` times without blocking. Returns how often something came.
-    pub(super) fn receive(&mut self, fd: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
-        let most = most.min(N);
+    /// Receives up to `M` times without blocking. Returns how often something came.
+    pub(super) fn receive<const M: usize>(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        const { assert!(M <= N, "no more than there is room for") };
         let mut elements = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
-        }; N];
+        }; M];
         // SAFETY: an all-zero mmsghdr is a valid value of this plain C struct.
-        let mut messages: [libc::mmsghdr; N] = unsafe { std::mem::zeroed() };
+        let mut messages: [libc::mmsghdr; M] = unsafe { std::mem::zeroed() };
         let rooms = self.octets.chunks_exact_mut(ROOM);
         let places = self.controls.iter_mut().zip(self.names.iter_mut());
         let heads = messages.iter_mut().zip(&mut elements);
-        for (((head, element), room), (control, name)) in heads.zip(rooms).zip(places).take(most) {
+        for (((head, element), room), (control, name)) in heads.zip(rooms).zip(places) {
             element.iov_base = room.as_mut_ptr().cast();
             element.iov_len = room.len();
             head.msg_hdr.msg_iov = element;
@@ -199,7 +199,7 @@ impl<const N: usize> Inbox<N> {
             head.msg_hdr.msg_name = (&raw mut *name).cast();
             head.msg_hdr.msg_namelen = libc::socklen_t::try_from(NAME_LEN).unwrap_or(0);
         }
-        let count = libc::c_uint::try_from(most).unwrap_or(0);
+        let count = libc::c_uint::try_from(M).unwrap_or(0);
         // SAFETY: the first `count` messages name buffers that are borrowed exclusively above and
         // live, as do the elements, until the call returns, each with its own length.
         let got = unsafe {

@@ -15,7 +15,7 @@ use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::ib::{Bth, Headers, Opcode, Packet};
 use softverbs_wire::num::{Psn, Qpn};
 
-use super::send::Packets;
+use super::send::{Buffer, Packets};
 use super::*;
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -62,8 +62,9 @@ impl Packets for Octets {
         self.0[index].len()
     }
 
-    fn append(&self, index: usize, buffer: &mut Vec<u8>) -> std::result::Result<(), MemoryFault> {
-        buffer.extend_from_slice(&self.0[index]);
+    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault> {
+        let octets = &self.0[index];
+        buffer.room(octets.len()).copy_from_slice(octets);
         Ok(())
     }
 }

@@ -141,3 +141,34 @@ fn round_trips() {
         println!("{address}: half a round trip {:.2} µs", half * 1e6);
     }
 }
+
+/// What putting packets together costs, beside the ICRC alone.
+#[test]
+#[ignore = "a measurement"]
+fn gathering() {
+    let ends = send::Ends::new((V4, 1000), (V4, 4791)).unwrap();
+    for (what, count) in [("in the cache", 15), ("in memory", 30_000)] {
+        let packets = Octets(
+            (0..count)
+                .map(|psn| packet(Qpn::new(9), psn, 4096))
+                .collect(),
+        );
+        let mut buffer = Buffer::new();
+        let (mut done, mut sum) = (0, 0);
+        let before = cpu_time();
+        while done < 30_000 {
+            let first = done % packets.0.len();
+            let (gathered, _) = send::gather(&packets, first, true, &ends, &mut buffer);
+            done += gathered.packets;
+            sum += usize::from(buffer.filled()[0]);
+        }
+        let together = cpu_time() - before;
+        let before = cpu_time();
+        for index in 0..30_000 {
+            let octets = &packets.0[index % packets.0.len()];
+            sum += usize::from(ends.icrc(0, octets).unwrap().finish()[0]);
+        }
+        let icrc = cpu_time() - before;
+        println!("{what}: {together:?} together, {icrc:?} ICRC alone, for 30000 of 4096 ({sum})");
+    }
+}

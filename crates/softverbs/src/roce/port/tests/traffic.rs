@@ -108,13 +108,14 @@ fn the_same_with_and_without_offload() {
     let end = |port| SocketAddr::new(V4, port);
     let ends = Ends::new((V4, 1000), (V4, 4791)).unwrap();
     let packets = Octets((0..100).map(|psn| packet(Qpn::new(9), psn, 1000)).collect());
-    let (mut together, mut alone) = (Vec::new(), Vec::new());
+    let (mut together, mut alone) = (Buffer::new(), Buffer::new());
     let (gathered, fault) = gather(&packets, 0, true, &ends, &mut together);
     assert_eq!(fault, None);
     assert_eq!((gathered.packets, gathered.segment), (64, 1016));
-    for (index, segment) in together.chunks_mut(1016).enumerate() {
+    for (index, segment) in together.filled().chunks_mut(1016).enumerate() {
         let (one, _) = gather(&packets, index, false, &ends, &mut alone);
         assert_eq!(one.packets, 1);
+        let alone = alone.filled();
         assert_eq!(segment[..1012], alone[..1012]);
         assert_eq!(segment == alone, index == 0, "identification {index}");
         let (SocketAddr::V4(from), SocketAddr::V4(to)) = (end(1000), end(4791)) else {
@@ -219,6 +220,30 @@ fn the_public_port_forwards() {
         socket.send_to(&octets, (address, one.public_port)).unwrap();
         wait_until("not ours", || one.counters().not_ours == 1);
     }
+}
+
+/// A process that takes nothing must not hold up the one that forwards.
+#[test]
+fn a_stuck_process_holds_nobody_up() {
+    let (_folder, one, other) = two_ports();
+    let (stuck, got_stuck) = queue_pair(other);
+    let (own, got_own) = queue_pair(one);
+    let lock = other.relay.lock_inbox();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = socket.local_addr().unwrap().port();
+    let ends = Ends::new((V4, from), (V4, one.public_port)).unwrap();
+    for psn in 0..500 {
+        for to in [stuck, own] {
+            let mut octets = packet(to, psn, 1024);
+            octets.extend_from_slice(&[0; 4]);
+            ends.seal(0, &mut octets);
+            socket.send_to(&octets, (V4, one.public_port)).unwrap();
+        }
+        wait_until("own packets", || got_own.count() > psn as usize);
+    }
+    wait_until("losses", || one.counters().forward_lost > 0);
+    drop(lock);
+    wait_until("what its queue held", || got_stuck.count() > 0);
 }
 
 fn request(service: ServiceId) -> [u8; MAD_LEN] {
@@ -329,7 +354,8 @@ fn what_cannot_be_sent() {
         one.send_packets(&Octets(vec![packet(qpn, 0, len); 3]), &path)
     };
     let lost = |errno| Sent::Lost { errno };
-    assert_eq!(send("127.0.0.1", "::1", 8), lost(libc::EAFNOSUPPORT));
+    assert_eq!(send("127.0.0.1", "::1", 8), lost(libc::EADDRNOTAVAIL));
+    assert_eq!(send("0.0.0.0", "127.0.0.1", 8), lost(libc::EADDRNOTAVAIL));
     // Longer than a datagram can be.
     assert_eq!(send("127.0.0.1", "127.0.0.1", 65_600), lost(libc::EMSGSIZE));
     let Sent::Lost { .. } = send("127.0.0.1", "192.0.2.1", 8) else {
@@ -341,6 +367,35 @@ fn what_cannot_be_sent() {
         "not to blame"
     );
     assert_eq!(one.counters().packets_out, 0);
+}
+
+/// Cleaners of `/tmp` look at the times of files.
+#[test]
+fn files_stay_young() {
+    let (folder, one, _other) = two_ports();
+    let service = ServiceId::new(77);
+    one.publish_service(service, V4).unwrap();
+    let find = |part: &str, name: &str| {
+        let net = std::fs::read_dir(folder.path()).unwrap().next().unwrap();
+        net.unwrap().path().join(part).join(name)
+    };
+    let files = [
+        find("slots", &format!("{:03x}", one.slot())),
+        find("services", &format!("{:016x}-{V4}", 77)),
+    ];
+    let old = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let age = |file: &PathBuf| std::fs::metadata(file).unwrap().modified().unwrap();
+    for file in &files {
+        std::fs::File::open(file)
+            .unwrap()
+            .set_modified(old)
+            .unwrap();
+    }
+    let now = one.engine.now();
+    one.touch_files(now + Duration::from_secs(3000));
+    assert!(files.iter().all(|file| age(file) == old), "not yet");
+    one.touch_files(now + Duration::from_secs(3601));
+    assert!(files.iter().all(|file| age(file) > old));
 }
 
 #[test]
