@@ -19,6 +19,9 @@ use super::terminate::Offender;
 use crate::fault::{Fault, PeerViolation};
 use crate::memory::Memory;
 
+/// Octets that are summed and copied at a time.
+const PIECE: usize = 8 << 10;
+
 /// Longest FPDU that is collected: that of a Terminate (an Atomic Request is as long).
 const HEAD_MAX: usize =
     UlpduLength::LEN + DdpHeader::MAX_LEN + Terminate::MAX_LEN + Trailer::MAX_LEN;
@@ -169,9 +172,14 @@ impl Stream {
                 let (payload, after) = rest.split_at(left.min(rest.len()));
                 *rest = after;
                 if self.rx.crc {
-                    self.rx.running = self.rx.running.update(payload);
+                    // Summed and copied piece by piece, while a piece is in the first cache.
+                    for piece in payload.chunks(PIECE) {
+                        self.rx.running = self.rx.running.update(piece);
+                        self.place(memory, piece)?;
+                    }
+                } else {
+                    self.place(memory, payload)?;
                 }
-                self.place(memory, payload)?;
                 self.rx.payload_left(left - payload.len(), false);
                 Ok(())
             }

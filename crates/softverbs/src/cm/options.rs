@@ -41,7 +41,8 @@ pub enum CmOption {
     /// TCP_NODELAY (default: on).
     NoDelay(bool),
     /// Idle time after which TCP asks whether the peer is still there (default: 10 s); `None`:
-    /// never. The connection counts as lost after about three times as long.
+    /// never. A silent connection counts as lost after about twice as long, one whose peer takes
+    /// nothing of what was sent to it (it is stopped, say) after twelve times as long.
     Keepalive(Option<Duration>),
     /// SO_SNDBUF in octets (default: the kernel tunes it).
     SendBuffer(usize),
@@ -188,7 +189,7 @@ impl Options {
                     .with_retries(5),
             )?;
             // The same for a peer that vanishes while octets are under way.
-            socket.set_tcp_user_timeout(Some(idle * 3))?;
+            socket.set_tcp_user_timeout(Some(idle * 12))?;
         }
         if let Some(tos) = self.tos {
             if ipv6 {

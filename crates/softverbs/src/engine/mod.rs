@@ -56,6 +56,8 @@ pub(crate) struct Engine {
     timers: Mutex<Timers>,
     /// Changes whenever an application thread polls.
     polls: AtomicU64,
+    /// Application threads that are at work on a connection now, in a long system call perhaps.
+    inside: AtomicUsize,
     /// Completion queues that wait for a notification.
     armed: AtomicUsize,
     /// Application threads poll; the engine's thread leaves the data to them.
@@ -74,7 +76,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// The engine of this process; its thread is started at the first call.
     pub(crate) fn get() -> Result<&'static Self> {
-        static ENGINE: OnceLock<Engine> = OnceLock::new();
+        static ENGINE: OnceLock<&'static Engine> = OnceLock::new();
         static START: Mutex<()> = Mutex::new(());
         if let Some(engine) = ENGINE.get() {
             return Ok(engine);
@@ -83,12 +85,10 @@ impl Engine {
         if let Some(engine) = ENGINE.get() {
             return Ok(engine);
         }
-        let engine = ENGINE.get_or_init({
-            let new = Self::new()?;
-            move || new
-        });
+        // Known to others only once its thread runs: nothing would be served without.
+        let engine: &'static Self = Box::leak(Box::new(Self::new()?));
         thread::start(engine)?;
-        Ok(engine)
+        Ok(ENGINE.get_or_init(|| engine))
     }
 
     fn new() -> Result<Self> {
@@ -110,6 +110,7 @@ impl Engine {
             sources: Sources::default(),
             timers: Mutex::default(),
             polls: AtomicU64::new(0),
+            inside: AtomicUsize::new(0),
             armed: AtomicUsize::new(0),
             backed_off: AtomicBool::new(false),
             deferred: Mutex::default(),
@@ -242,6 +243,16 @@ impl Engine {
             self.polls.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
         );
+    }
+
+    /// An application thread begins to work on a connection.
+    pub(crate) fn enter(&self) {
+        self.inside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is done.
+    pub(crate) fn leave(&self) {
+        self.inside.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// A completion queue was armed: from now on nobody may be polling.

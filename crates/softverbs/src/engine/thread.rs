@@ -40,7 +40,8 @@ impl Engine {
         let mut seen = self.polls.load(Ordering::Relaxed);
         loop {
             let polls = self.polls.load(Ordering::Relaxed);
-            let in_charge = polls == seen || self.armed.load(Ordering::SeqCst) > 0;
+            let nobody = polls == seen && self.inside.load(Ordering::Relaxed) == 0;
+            let in_charge = nobody || self.armed.load(Ordering::SeqCst) > 0;
             seen = polls;
             let timer = || self.next_timer().map(|at| at.saturating_since(self.now()));
             let limit = if in_charge {
@@ -67,7 +68,8 @@ impl Engine {
             self.serve(&ready);
             self.run_timers();
             if in_charge {
-                let polled_meanwhile = self.polls.load(Ordering::Relaxed) != seen
+                let polled_meanwhile = (self.polls.load(Ordering::Relaxed) != seen
+                    || self.inside.load(Ordering::Relaxed) > 0)
                     && self.armed.load(Ordering::SeqCst) == 0;
                 if data && !polled_meanwhile {
                     self.serve_stream();

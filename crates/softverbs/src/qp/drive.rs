@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, Weak};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
 use softverbs_proto::fault::{Fault, LocalFault};
@@ -144,8 +145,17 @@ impl QpInner {
             if driven.is_multiple_of(HEAT_EVERY) {
                 self.heat(&mut core);
             }
-            self.work(&mut core);
+            self.at_work(|| self.work(&mut core));
         }
+    }
+
+    /// An application thread works: the engine's thread leaves it alone, however long it takes.
+    pub(super) fn at_work(&self, work: impl FnOnce()) {
+        self.engine.enter();
+        self.worked_on.store(true, Ordering::Relaxed);
+        work();
+        self.worked_on.store(false, Ordering::Relaxed);
+        self.engine.leave();
     }
 
     /// An application thread polls this connection often: epoll need not watch it meanwhile.
@@ -182,9 +192,22 @@ impl QpInner {
     /// Receives, transmits, hands out.
     fn work(&self, core: &mut MutexGuard<'_, Core>) {
         if let Side::Iwarp(iwarp) = &mut core.side
-            && iwarp.connection.is_some()
+            && let Some(connection) = &iwarp.connection
         {
-            self.receive(iwarp);
+            // Asked without the socket's lock: a sender that waits for room would fight for it with
+            // the acknowledgements that make the room.
+            let ready = if connection.waiting_for_room {
+                connection.readiness()
+            } else {
+                PollFlags::POLLIN | PollFlags::POLLOUT
+            };
+            if ready.intersects(!PollFlags::POLLOUT) {
+                self.receive(iwarp);
+            }
+            if !ready.intersects(!PollFlags::POLLIN) {
+                self.settle(core);
+                return;
+            }
         }
         self.transmit(core);
     }
@@ -475,6 +498,16 @@ impl Connection {
         }
     }
 
+    /// What the socket is ready for.
+    fn readiness(&self) -> PollFlags {
+        let interest = PollFlags::POLLIN | PollFlags::POLLOUT;
+        let mut fds = [PollFd::new(self.socket.as_fd(), interest)];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(_) => fds[0].revents().unwrap_or(interest),
+            Err(_) => interest,
+        }
+    }
+
     fn wait_for_room(&mut self, engine: &Engine, wait: bool) {
         if self.waiting_for_room != wait {
             self.waiting_for_room = wait;
@@ -499,10 +532,12 @@ impl Connection {
 }
 
 impl Source for QpInner {
-    fn ready(&self, _engine: &Engine, _readiness: EpollFlags) {
-        // Whoever holds the lock is doing this work.
-        if let Ok(mut core) = self.core.try_lock() {
-            self.work(&mut core);
+    fn ready(&self, engine: &Engine, _readiness: EpollFlags) {
+        match self.core.try_lock() {
+            Ok(mut core) => self.work(&mut core),
+            // Whoever holds the lock is doing this work, in a long system call perhaps. The engine's
+            // thread would find the same again and again, on a core that they need.
+            Err(_) => engine.note_poll(),
         }
     }
 
@@ -523,6 +558,9 @@ impl Source for QpInner {
     }
 
     fn neglected(&self) -> bool {
+        if self.worked_on.load(Ordering::Relaxed) {
+            return false;
+        }
         let driven = self.driven.load(Ordering::Relaxed);
         self.driven_seen.swap(driven, Ordering::Relaxed) == driven
     }

@@ -148,6 +148,8 @@ pub(crate) struct QpInner {
     /// Counts how often application threads did the work.
     driven: AtomicU32,
     driven_seen: AtomicU32,
+    /// An application thread is at it now.
+    worked_on: AtomicBool,
 }
 
 /// What the lock of a queue pair protects.
@@ -275,6 +277,7 @@ impl Qp {
             sent_epoch: AtomicU64::new(u64::MAX),
             driven: AtomicU32::new(0),
             driven_seen: AtomicU32::new(0),
+            worked_on: AtomicBool::new(false),
         });
         if transport == Transport::Roce {
             inner.register()?;
@@ -462,7 +465,7 @@ impl QpInner {
             }
             self.sent_epoch.store(epoch, Ordering::Relaxed);
         }
-        self.transmit(&mut core);
+        self.at_work(|| self.transmit(&mut core));
     }
 
     fn send_request(&self, wr: &SendWr<'_>) -> Result<SendRequest> {
