@@ -74,13 +74,19 @@ fn libc_einval() -> i32 {
     22
 }
 
+/// A port at which nobody listens, nor can: it is bound.
+fn nobody() -> (socket2::Socket, std::net::SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
 #[test]
 fn nobody_listens() {
     let setup = Setup::default();
-    let address = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let (_kept, address) = nobody();
     let (channel, id) = resolved(&setup, address);
     let client = equip(&setup, channel, id);
     client.recv(1, 0, 64);
@@ -432,11 +438,8 @@ fn a_synchronous_pair() {
     assert_eq!(server.join().unwrap().byte_len, 64);
     // And the error itself where there is nobody.
     let id = CmId::new_sync(PortSpace::Tcp).unwrap();
-    let nobody = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    id.resolve_addr(None, nobody, PATIENCE).unwrap();
+    let (_kept, address) = nobody();
+    id.resolve_addr(None, address, PATIENCE).unwrap();
     id.resolve_route(PATIENCE).unwrap();
     let channel = id.channel();
     let client = equip(&setup, channel, id);
