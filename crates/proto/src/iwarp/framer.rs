@@ -192,11 +192,11 @@ impl Framer {
         } else {
             let mut result = Ok(());
             out.scratch_with(|scratch| {
-                let start = scratch.len();
-                result = copy(memory, payload, scratch);
-                if self.crc {
-                    crc = crc.update(&scratch[start..]);
-                }
+                result = copy(memory, payload, scratch, |piece| {
+                    if self.crc {
+                        crc = crc.update(piece);
+                    }
+                });
             });
             result?;
         }
@@ -257,27 +257,44 @@ impl Framer {
         fpdu.clear();
         fpdu.extend_from_slice(&length.to_bytes());
         fpdu.extend_from_slice(head);
-        copy(memory, payload, fpdu)?;
+        copy(memory, payload, fpdu, |_| {})?;
         fpdu.extend_from_slice(Trailer::without_crc(length).pad());
         out.scratch_with(|scratch| marker::insert(self.position, fpdu, self.crc, scratch));
         Ok(())
     }
 }
 
-/// Appends a copy of the payload.
-fn copy<M: Memory>(memory: &M, payload: Source<'_>, to: &mut Vec<u8>) -> Result<(), MemoryFault> {
+/// Octets that are copied and summed at a time, while they are in the first cache.
+const PIECE: usize = 8 << 10;
+
+/// Appends a copy of the payload, and shows what was appended, piece by piece.
+fn copy<M: Memory>(
+    memory: &M,
+    payload: Source<'_>,
+    to: &mut Vec<u8>,
+    mut shown: impl FnMut(&[u8]),
+) -> Result<(), MemoryFault> {
+    let mut append = |key, addr: u64, len| {
+        for done in (0..len).step_by(PIECE) {
+            let start = to.len();
+            memory.append(key, addr + done as u64, PIECE.min(len - done), to)?;
+            shown(&to[start..]);
+        }
+        Ok(())
+    };
     match payload {
-        Source::None => Ok(()),
+        Source::None | Source::Remote { len: 0, .. } => Ok(()),
         Source::Inline(octets) => {
             to.extend_from_slice(octets);
+            shown(octets);
             Ok(())
         }
-        Source::Local { sges, offset, len } => parts(sges, offset, len)
-            .try_for_each(|(key, addr, len)| memory.append(key, addr, len, to)),
-        Source::Remote { len: 0, .. } => Ok(()),
+        Source::Local { sges, offset, len } => {
+            parts(sges, offset, len).try_for_each(|(key, addr, len)| append(key, addr, len))
+        }
         Source::Remote { key, addr, len } => {
             memory.check_remote(key, addr, len as u64, Access::REMOTE_READ)?;
-            memory.append(Lkey::new(key.get()), addr, len, to)
+            append(Lkey::new(key.get()), addr, len)
         }
     }
 }
