@@ -67,6 +67,8 @@ pub(crate) struct Engine {
     deferred_any: AtomicBool,
     /// Queue pairs that are polled so often that epoll need not watch them.
     hot: Mutex<Vec<Weak<QpInner>>>,
+    /// RoCE is in use, whose timers and acknowledges do not wait longer than the shortest look.
+    pub(crate) roce: AtomicBool,
     /// Large amounts were received: set by connections, read by the engine's thread.
     pub(crate) bulk: AtomicBool,
     /// Sockets in `data`.
@@ -116,6 +118,7 @@ impl Engine {
             deferred: Mutex::default(),
             deferred_any: AtomicBool::new(false),
             hot: Mutex::default(),
+            roce: AtomicBool::new(false),
             bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         })

@@ -15,6 +15,10 @@ use crate::error::{Error, Result};
 /// time after which it takes over when they stop.
 pub(crate) const BACK_OFF: Duration = Duration::from_micros(100);
 
+/// The same while they have been polling for [`STEADY`] without a pause: each look takes a core from
+/// them for some 20 microseconds.
+const STEADY_BACK_OFF: Duration = Duration::from_micros(800);
+const STEADY: Duration = Duration::from_millis(20);
 /// How long the thread looks for more of a stream before it sleeps.
 const LOOK_AGAIN: Duration = Duration::from_micros(30);
 /// How long it serves streams before it looks after everything else.
@@ -38,6 +42,7 @@ pub(super) fn start(engine: &'static Engine) -> Result<()> {
 impl Engine {
     fn run(&self) {
         let mut seen = self.polls.load(Ordering::Relaxed);
+        let mut charged = self.now();
         loop {
             let polls = self.polls.load(Ordering::Relaxed);
             let nobody = polls == seen && self.inside.load(Ordering::Relaxed) == 0;
@@ -45,6 +50,7 @@ impl Engine {
             seen = polls;
             let timer = || self.next_timer().map(|at| at.saturating_since(self.now()));
             let limit = if in_charge {
+                charged = self.now();
                 self.take_charge();
                 timer()
             } else {
@@ -53,7 +59,9 @@ impl Engine {
                 if self.armed.load(Ordering::SeqCst) > 0 {
                     continue;
                 }
-                Some(timer().map_or(BACK_OFF, |timer| timer.min(BACK_OFF)))
+                let steady = self.now() - charged > STEADY && !self.roce.load(Ordering::Relaxed);
+                let tick = if steady { STEADY_BACK_OFF } else { BACK_OFF };
+                Some(timer().map_or(tick, |timer| timer.min(tick)))
             };
             let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
             if sys::epoll_wait(self.control.0.as_fd(), &mut ready, limit).is_err() {

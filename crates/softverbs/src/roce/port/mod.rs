@@ -122,6 +122,7 @@ impl Port {
             return Ok(port);
         }
         let port = Self::start(engine, Folder::of_user()?, ROCE_PORT)?;
+        engine.roce.store(true, Ordering::Relaxed);
         Ok(*PORT.get_or_init(|| port))
     }
 
