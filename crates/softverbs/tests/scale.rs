@@ -1,7 +1,8 @@
 //! Thousands of connections on one completion queue and one shared receive queue, each answered
 //! at once from its first receive completion.
 //!
-//! `SOFTVERBS_CONNECTIONS=5000 cargo test --release --test scale -- --nocapture` reports memory.
+//! `cargo test -p softverbs --test scale -- --nocapture` reports memory; the number of connections
+//! can be set by `SOFTVERBS_CONNECTIONS`.
 
 #![allow(clippy::print_stdout, reason = "tests report what they found")]
 

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub(crate) const BACK_OFF: Duration = Duration::from_micros(100);
 
 /// The same while they have been polling for [`STEADY`] without a pause: each look takes a core from
-/// them for some 20 microseconds.
+/// them for tens of microseconds.
 const STEADY_BACK_OFF: Duration = Duration::from_micros(800);
 const STEADY: Duration = Duration::from_millis(20);
 /// How long the thread looks for more of a stream before it sleeps.
