@@ -306,7 +306,7 @@ impl Device {
     }
 
     /// A number of this device's own that stays the same: from its MAC address if it has one.
-    pub(crate) fn node_guid(&self) -> u64 {
+    pub fn node_guid(&self) -> u64 {
         match self.inner.mac {
             Some([a, b, c, d, e, f]) => u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
             None => sysfs::machine_hash(&self.inner.interface) | 1,

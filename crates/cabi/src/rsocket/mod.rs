@@ -1,0 +1,1 @@
+//! Sockets over RDMA: the `r*` functions of librdmacm.

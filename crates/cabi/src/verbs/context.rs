@@ -1,0 +1,189 @@
+//! Opened devices.
+
+use std::ffi::{c_int, c_void};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use softverbs::Context;
+
+use super::query::{query_device_ex, query_port};
+use crate::abi::*;
+use crate::ffi::{self, Result, c_object, object};
+
+/// What we keep of an opened device.
+pub(crate) struct ContextState {
+    context: Context,
+}
+
+c_object!(verbs_context, verbs_context => ContextState);
+
+impl ContextState {
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
+/// Programs know the end of `verbs_context` only.
+const fn whole(context: *mut ibv_context) -> *mut verbs_context {
+    context
+        .wrapping_byte_sub(mem::offset_of!(verbs_context, context))
+        .cast()
+}
+
+/// What is behind a context.
+///
+/// # Safety
+/// `context` is null, or from [`c_context`] and not closed before the reference is gone.
+pub(crate) unsafe fn state<'a>(context: *mut ibv_context) -> Result<&'a ContextState> {
+    let whole = if context.is_null() {
+        ptr::null_mut()
+    } else {
+        whole(context)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { object(whole) }
+}
+
+/// Makes the object by which C knows an opened device.
+pub(crate) fn c_context(context: Context) -> Result<*mut ibv_context> {
+    let device = super::device::c_device(context.device())?;
+    let whole = ffi::create::<verbs_context>(|_| {
+        let c = verbs_context {
+            context: ibv_context {
+                device,
+                ops: context_ops(),
+                cmd_fd: -1,
+                async_fd: context.async_fd().as_raw_fd(),
+                num_comp_vectors: 1,
+                mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+                // __VERBS_ABI_IS_EXTENDED
+                abi_compat: ptr::without_provenance_mut(usize::MAX),
+            },
+            ..extended_ops()
+        };
+        Ok((c, ContextState { context }))
+    })?;
+    Ok(whole
+        .wrapping_byte_add(mem::offset_of!(verbs_context, context))
+        .cast())
+}
+
+pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    ffi::null(|| {
+        // SAFETY: one of ours, which stays, or null.
+        let device = unsafe { object(device) }?.device();
+        c_context(device.open()?)
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    ffi::errno(|| {
+        // SAFETY: C gives up an opened device, or passes null.
+        unsafe { state(context) }?;
+        // SAFETY: as above.
+        drop(unsafe { ffi::destroy(whole(context)) });
+        Ok(())
+    })
+}
+
+/// The calls that go through the context.
+const fn context_ops() -> ibv_context_ops {
+    let unused: *mut c_void = ptr::null_mut();
+    ibv_context_ops {
+        _compat_query_device: unused,
+        _compat_query_port: unused,
+        _compat_alloc_pd: unused,
+        _compat_dealloc_pd: unused,
+        _compat_reg_mr: unused,
+        _compat_rereg_mr: unused,
+        _compat_dereg_mr: unused,
+        alloc_mw: None,
+        bind_mw: None,
+        dealloc_mw: None,
+        _compat_create_cq: unused,
+        poll_cq: None,
+        req_notify_cq: None,
+        _compat_cq_event: unused,
+        _compat_resize_cq: unused,
+        _compat_destroy_cq: unused,
+        _compat_create_srq: unused,
+        _compat_modify_srq: unused,
+        _compat_query_srq: unused,
+        _compat_destroy_srq: unused,
+        post_srq_recv: None,
+        _compat_create_qp: unused,
+        _compat_query_qp: unused,
+        _compat_modify_qp: unused,
+        _compat_destroy_qp: unused,
+        post_send: None,
+        post_recv: None,
+        _compat_create_ah: unused,
+        _compat_destroy_ah: unused,
+        _compat_attach_mcast: unused,
+        _compat_detach_mcast: unused,
+        _compat_async_event: unused,
+    }
+}
+
+/// The calls that go through the extension. What is not there is not supported: the headers' inline
+/// functions say so themselves.
+fn extended_ops() -> verbs_context {
+    let unused: *mut c_void = ptr::null_mut();
+    verbs_context {
+        _newest: [unused; 2],
+        dm_export_dmabuf_fd: None,
+        reg_mr_ex: None,
+        dealloc_dmah: None,
+        alloc_dmah: None,
+        query_port: Some(query_port),
+        advise_mr: None,
+        alloc_null_mr: None,
+        read_counters: None,
+        attach_counters_point_flow: None,
+        create_counters: None,
+        destroy_counters: None,
+        reg_dm_mr: None,
+        alloc_dm: None,
+        free_dm: None,
+        modify_flow_action_esp: None,
+        destroy_flow_action: None,
+        create_flow_action_esp: None,
+        modify_qp_rate_limit: None,
+        alloc_parent_domain: None,
+        dealloc_td: None,
+        alloc_td: None,
+        modify_cq: None,
+        post_srq_ops: None,
+        destroy_rwq_ind_table: None,
+        create_rwq_ind_table: None,
+        destroy_wq: None,
+        modify_wq: None,
+        create_wq: None,
+        query_rt_values: None,
+        create_cq_ex: None,
+        r#priv: unused,
+        query_device_ex: Some(query_device_ex),
+        ibv_destroy_flow: None,
+        ABI_placeholder2: unused,
+        ibv_create_flow: None,
+        ABI_placeholder1: unused,
+        open_qp: None,
+        create_qp_ex: None,
+        get_srq_num: None,
+        create_srq_ex: None,
+        open_xrcd: None,
+        close_xrcd: None,
+        _ABI_placeholder3: 0,
+        sz: size_of::<verbs_context>(),
+        context: ibv_context {
+            device: ptr::null_mut(),
+            ops: context_ops(),
+            cmd_fd: -1,
+            async_fd: -1,
+            num_comp_vectors: 0,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: unused,
+        },
+    }
+}
