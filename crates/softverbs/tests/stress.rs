@@ -14,6 +14,7 @@ use softverbs::{QpCap, RecvWr, SendData, SendFlags, SendOp, SendWr, Transport, W
 common::over_both! {
     a_storm_of_connections_leaves_nothing_behind,
     destroyed_while_another_thread_waits_for_its_events,
+    memory_deregistered_under_running_traffic,
     many_threads_post_to_and_poll_one_connection,
     a_connection_that_nobody_polls_is_served_all_the_same,
 }
@@ -156,13 +157,12 @@ fn destroyed_while_another_thread_waits_for_its_events(transport: Transport) {
     }
 }
 
-#[test]
-fn memory_deregistered_under_running_traffic() {
+fn memory_deregistered_under_running_traffic(transport: Transport) {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     for round in 0..40_u64 {
-        let (client, server) = pair(&Setup::default());
+        let (client, server) = pair(&Setup::over(transport));
         let target = server.pd.alloc_mr(1 << 20, ALL).unwrap();
         let source = client.pd.alloc_mr(1 << 20, ALL).unwrap();
         let write = SendOp::Write {

@@ -59,6 +59,8 @@ pub(super) struct SendQueue {
     untransmitted: usize,
     completions: VecDeque<Completion>,
     failed: bool,
+    /// One has failed for a reason of its own: it ends the queue.
+    broken: bool,
 }
 
 impl SendQueue {
@@ -72,6 +74,7 @@ impl SendQueue {
             untransmitted: 0,
             completions: VecDeque::new(),
             failed: false,
+            broken: false,
         }
     }
 
@@ -233,7 +236,13 @@ impl SendQueue {
             ..
         }) = self.entries.front()
         {
-            let status = *status;
+            // The first that fails says why; what is behind it is flushed, though it may have failed
+            // meanwhile, too.
+            let status = if self.broken {
+                WcStatus::WrFlushErr
+            } else {
+                *status
+            };
             let Some(entry) = self.entries.pop_front() else {
                 return;
             };
@@ -246,6 +255,7 @@ impl SendQueue {
             self.first = self.first.wrapping_add(1);
             let success = status == WcStatus::Success;
             self.failed |= !success;
+            self.broken |= !matches!(status, WcStatus::Success | WcStatus::WrFlushErr);
             let signaled = self.all_signaled || entry.request.flags.contains(SendFlags::SIGNALED);
             if signaled || !success {
                 self.completions
@@ -443,6 +453,29 @@ mod tests {
             completed(&mut queue),
             [(5, WcStatus::WrFlushErr)],
             "it had not started"
+        );
+    }
+
+    #[test]
+    fn of_several_that_fail_the_oldest_says_why() {
+        let mut queue = SendQueue::new(8, false);
+        for request in [read(1), send(2), send(3), send(4)] {
+            queue.push(request);
+        }
+        queue.next_awaits();
+        queue.next_yielded(10);
+        queue.transmitted(10);
+        queue.next_done(WcStatus::LocProtErr);
+        assert_eq!(completed(&mut queue), []);
+        queue.flush(Some((Class::Read, WcStatus::RemAccessErr)));
+        assert_eq!(
+            completed(&mut queue),
+            [
+                (1, WcStatus::RemAccessErr),
+                (2, WcStatus::WrFlushErr),
+                (3, WcStatus::WrFlushErr),
+                (4, WcStatus::WrFlushErr)
+            ]
         );
     }
 

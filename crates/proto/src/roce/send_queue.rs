@@ -182,15 +182,21 @@ impl SendQueue {
         }
     }
 
-    /// Flushes everything. The request with the packet `psn`, if any is named, gets the status
-    /// there instead, and one that has failed before gets its own.
+    /// Flushes everything. The oldest request gets its own status if it has failed; the one with
+    /// the packet `psn`, if any is named, the status there. The first that fails ends the queue
+    /// (IBA vol 1 ch 10): what is behind it is flushed, though it may have failed meanwhile, too.
     pub(super) fn flush(&mut self, blamed: Option<(Psn, WcStatus)>) {
+        let mut blamed = match self.failure() {
+            Some(status) => {
+                self.complete_oldest(status);
+                None
+            }
+            None => blamed,
+        };
         while let Some(entry) = self.entries.front() {
-            let status = match (entry.progress, blamed) {
-                (Progress::Failed(status), _) => status,
-                (Progress::Begun, Some((psn, status))) if entry.contains(psn) => status,
-                _ => WcStatus::WrFlushErr,
-            };
+            let status = blamed
+                .take_if(|(psn, _)| entry.contains(*psn))
+                .map_or(WcStatus::WrFlushErr, |(_, status)| status);
             self.complete_oldest(status);
         }
     }
@@ -301,9 +307,40 @@ mod tests {
             [
                 (0, WcStatus::RemAccessErr),
                 (1, WcStatus::WrFlushErr),
-                (2, WcStatus::LocProtErr),
+                (2, WcStatus::WrFlushErr),
                 (3, WcStatus::WrFlushErr)
             ]
         );
+    }
+
+    #[test]
+    fn of_several_that_fail_the_oldest_says_why() {
+        let failing = |oldest_fails: bool| {
+            let mut queue = queue(4);
+            queue.begin_current(Psn::new(0), 1);
+            queue.advance();
+            queue.fail_current(WcStatus::LocQpOpErr);
+            if oldest_fails {
+                queue.fail_oldest(WcStatus::BadRespErr);
+            }
+            queue
+        };
+        let flushed = (1..4).map(|wr_id| (wr_id, WcStatus::WrFlushErr));
+        let after = |first| {
+            std::iter::once((0, first))
+                .chain(flushed.clone())
+                .collect::<Vec<_>>()
+        };
+        let mut told = failing(true);
+        told.flush(None);
+        assert_eq!(completed(&mut told), after(WcStatus::BadRespErr));
+        // The peer refuses the older one before the newer one's turn to complete.
+        let mut refused = failing(false);
+        refused.flush(Some((Psn::new(0), WcStatus::RemAccessErr)));
+        assert_eq!(completed(&mut refused), after(WcStatus::RemAccessErr));
+        // The application ends the queue: none has failed before it did.
+        let mut aborted = failing(false);
+        aborted.flush(None);
+        assert_eq!(completed(&mut aborted), after(WcStatus::WrFlushErr));
     }
 }
