@@ -316,7 +316,7 @@ pub fn check(
 /// tolerated.
 pub fn check_iwarp(from: QpState, to: QpState, mask: QpAttrMask) -> Result<(), TransitionError> {
     let qp_type = QpType::Rc;
-    if attributes(qp_type, from, to).is_none() {
+    if from != to && attributes(qp_type, from, to).is_none() {
         return Err(TransitionError::Illegal { qp_type, from, to });
     }
     let excess = mask - QpAttrMask::all();

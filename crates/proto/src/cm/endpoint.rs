@@ -35,7 +35,7 @@ use softverbs_wire::num::{Guid, TimeoutCode};
 
 use super::config::Config;
 use super::connection::{Active, Connection, Role};
-use super::event::{CmEvent, CmStatus, QpAction, QpEvent, Transmit};
+use super::event::{CmEvent, CmStatus, QpAction, QpEvent, RtrAttributes, RtsAttributes, Transmit};
 use super::ids::IdSpace;
 use super::listeners::Listeners;
 use super::messages;
@@ -90,6 +90,20 @@ impl Endpoint {
         self.registry
             .get(id.0)
             .map_or(State::Idle, |connection| connection.state)
+    }
+
+    /// Passive side: what the queue pair needs to go to RTR and RTS when it is accepted with
+    /// `accept`. Nothing if there is no such request.
+    pub fn passive_attributes(
+        &self,
+        id: ConnectionId,
+        accept: &AcceptParams,
+    ) -> Option<(RtrAttributes, RtsAttributes)> {
+        let connection = self.registry.get(id.0)?;
+        match &connection.role {
+            Role::Passive(passive) => Some(passive.attributes(connection.remote_qpn, accept)),
+            Role::Active(_) | Role::Asking | Role::Asked(_) => None,
+        }
     }
 
     /// How many connections and resolutions there are, those in TimeWait included.

@@ -325,14 +325,14 @@ impl Attempt {
                 ..ConnParam::default().cleared()
             };
             let before = std::mem::replace(&mut state.phase, Phase::Establishing(param));
-            (state.qp.clone(), before)
+            (state.connected_qp(), before)
         };
         drop(attempt);
         let Some(qp) = qp else {
             id.on_closed(None);
             return;
         };
-        let attached = qp.inner().attach(
+        let attached = qp.attach(
             OwnedFd::from(socket),
             Role::Initiator,
             negotiated,

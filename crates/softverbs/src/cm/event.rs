@@ -79,9 +79,10 @@ pub struct ConnParam {
     pub retry_count: u8,
     /// Retries after receiver-not-ready (InfiniBand).
     pub rnr_retry_count: u8,
-    /// The queue pair uses a shared receive queue.
+    /// The queue pair uses a shared receive queue. Asked only of identifiers without a queue pair.
     pub srq: bool,
-    /// Queue pair number.
+    /// Queue pair number: in events the peer's (RoCE), in calls the application's own queue pair
+    /// for an identifier that has none.
     pub qp_num: Qpn,
     /// In the `Established` of a datagram identifier: where datagrams go.
     pub ud: Option<UdParam>,

@@ -4,10 +4,13 @@
 //! here calls a queue pair (or drops a handle of one) while it holds `state`.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use softverbs_proto::cm::event::{RtrAttributes, RtsAttributes};
 use softverbs_proto::cm::params::{ConnectionId, ListenToken};
 use softverbs_proto::iwarp::stream::CloseCause;
+use softverbs_wire::num::{Psn, Qpn};
 
 use super::active::{Attempt, Failure};
 use super::event::{BacklogPlace, ConnParam, EventChannel, EventKind, Queued};
@@ -16,8 +19,9 @@ use super::options::Options;
 use super::passive::{Listener, Request};
 use super::{CmId, PortSpace};
 use crate::context::Context;
+use crate::device::Transport;
 use crate::event_queue::EventCounter;
-use crate::qp::Qp;
+use crate::qp::{Qp, QpInner, registry};
 
 /// Where an identifier stands; each phase holds what only it needs.
 pub(super) enum Phase {
@@ -32,6 +36,8 @@ pub(super) enum Phase {
     Connecting(Arc<Attempt>),
     /// A request has been sent over RoCE.
     IbConnecting,
+    /// The peer has accepted, and waits for `establish`: the identifier has no queue pair.
+    IbResponded,
     /// The peer or the application has accepted, `Established` has not been reported. Holds what it
     /// reports.
     Establishing(ConnParam),
@@ -59,6 +65,7 @@ impl Phase {
             Self::RouteResolved => "route resolved",
             Self::Listening(_) | Self::IbListening(_) => "listening",
             Self::Connecting(_) | Self::IbConnecting => "connecting",
+            Self::IbResponded => "accepted by the peer",
             Self::Establishing(_) => "establishing",
             Self::Requested(_) | Self::IbRequested(_) => "connect request",
             Self::Established => "established",
@@ -75,6 +82,13 @@ pub(super) struct State {
     pub(super) peer: Option<SocketAddr>,
     pub(super) verbs: Option<Context>,
     pub(super) qp: Option<Qp>,
+    /// One of the application's that `connect` or `accept` named by its number.
+    pub(super) named: Weak<QpInner>,
+    /// What the queue pair of the connection needs, as far as the two sides have agreed (RoCE).
+    pub(super) rtr: Option<RtrAttributes>,
+    pub(super) rts: Option<RtsAttributes>,
+    /// First sequence number that the peer sends (RoCE).
+    pub(super) psn: Option<Psn>,
     pub(super) options: Options,
     /// Bound, and kept for `listen` or `connect`.
     pub(super) socket: Option<socket2::Socket>,
@@ -87,6 +101,23 @@ pub(super) struct State {
 }
 
 impl State {
+    /// The queue pair of the connection: the identifier's, or the one that was named.
+    pub(super) fn connected_qp(&self) -> Option<Arc<QpInner>> {
+        match &self.qp {
+            Some(qp) => Some(qp.inner().clone()),
+            None => self.named.upgrade(),
+        }
+    }
+
+    /// The same before there is a connection; `qp_num` names it if the identifier has none.
+    pub(super) fn qp_to_connect(&mut self, qp_num: Qpn) -> Option<Arc<QpInner>> {
+        if self.qp.is_none() {
+            let named = registry::find(self.options.transport, qp_num);
+            self.named = named.as_ref().map(Arc::downgrade).unwrap_or_default();
+        }
+        self.connected_qp()
+    }
+
     /// The connection has failed, and the application knows.
     pub(super) fn fail(&mut self) {
         if !matches!(self.phase, Phase::Destroyed) {
@@ -101,7 +132,7 @@ pub(crate) struct IdShared {
     pub(super) ps: PortSpace,
     pub(super) context: u64,
     /// Calls wait for their events themselves.
-    pub(super) sync: bool,
+    pub(super) sync: AtomicBool,
     pub(super) state: Mutex<State>,
     channel: Mutex<EventChannel>,
     handle: Mutex<Weak<Handle>>,
@@ -129,13 +160,17 @@ impl IdShared {
             me: me.clone(),
             ps,
             context,
-            sync,
+            sync: AtomicBool::new(sync),
             state: Mutex::new(State {
                 phase: Phase::Idle,
                 local: None,
                 peer: None,
                 verbs: None,
                 qp: None,
+                named: Weak::new(),
+                rtr: None,
+                rts: None,
+                psn: None,
                 options,
                 socket: None,
                 bound: None,
@@ -149,6 +184,10 @@ impl IdShared {
         let handle = Arc::new(Handle(shared.clone()));
         *shared.handle.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&handle);
         CmId { handle }
+    }
+
+    pub(super) fn is_sync(&self) -> bool {
+        self.sync.load(Ordering::Relaxed)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -290,11 +329,11 @@ impl IdShared {
                 return;
             }
             state.phase = Phase::Failed;
-            state.qp.clone()
+            state.connected_qp()
         };
         // Requests that were posted meanwhile are flushed before the application hears of it.
         if let Some(qp) = qp {
-            qp.inner().abort(CloseCause::Local);
+            qp.abort(CloseCause::Local);
         }
         let Failure {
             kind,
@@ -312,13 +351,19 @@ impl IdShared {
 
     /// Ends everything that this identifier started; its events that have not been fetched go.
     pub(super) fn destroy(&self) {
-        let (phase, qp, socket, bound, connection) = {
+        let (phase, qp, named, socket, bound, connection) = {
             let mut state = self.lock();
+            // Over RoCE it is the application that ends what it has named.
+            let named = match state.options.transport {
+                Transport::Iwarp => std::mem::take(&mut state.named).upgrade(),
+                Transport::Roce => None,
+            };
             let phase = std::mem::replace(&mut state.phase, Phase::Destroyed);
             let connection = state.connection.take();
             (
                 phase,
                 state.qp.take(),
+                named,
                 state.socket.take(),
                 state.bound.take(),
                 connection,
@@ -329,6 +374,10 @@ impl IdShared {
         {
             manager.destroy(connection);
         }
+        let connected = matches!(
+            phase,
+            Phase::Connecting(_) | Phase::Establishing(_) | Phase::Established
+        );
         match phase {
             Phase::Listening(listener) => listener.close(),
             Phase::IbListening(token) => {
@@ -343,7 +392,12 @@ impl IdShared {
         if let Some(qp) = &qp {
             qp.inner().abort(CloseCause::Local);
         }
-        drop((qp, socket, bound));
+        if let Some(named) = &named
+            && connected
+        {
+            named.abort(CloseCause::Local);
+        }
+        drop((qp, named, socket, bound));
         let gone = self.channel().remove_if(|event| self.concerns(event));
         // Among them may be connect requests, which are rejected by this.
         drop(gone);

@@ -5,11 +5,12 @@
 //! that event itself.
 //!
 //! `event.rs` holds events and channels, `options.rs` the options, `id.rs` the state of an
-//! identifier, `resolve.rs` addresses, `tcp.rs` with `active.rs` and `passive.rs` how
+//! identifier, `external.rs` identifiers without a queue pair, `resolve.rs` addresses, `tcp.rs` with `active.rs` and `passive.rs` how
 //! a connection over TCP is set up, `ib/` the connection manager over RoCE.
 
 mod active;
 mod event;
+mod external;
 pub(crate) mod ib;
 mod id;
 mod options;
@@ -282,7 +283,7 @@ impl CmId {
 
     /// Waits for the next connect request of a synchronous listener.
     pub fn get_request(&self) -> Result<Self> {
-        if !self.shared().sync {
+        if !self.shared().is_sync() {
             return Err(Error::invalid(
                 "id",
                 "has an event channel: take its events",
@@ -358,6 +359,11 @@ impl CmId {
     /// the connection manager, 8 for no listener and 28 for the application's; no answer:
     /// `Unreachable` -ETIMEDOUT.
     ///
+    /// An identifier without a queue pair takes the application's own that
+    /// [`ConnParam::qp_num`] names. Over iWARP that makes no difference, if it is one of this
+    /// process in INIT. Over RoCE [`ConnectResponse`](EventKind::ConnectResponse) comes instead of
+    /// `Established`: see [`CmId::establish`].
+    ///
     /// EINVAL: no route resolved, no queue pair, more private data than 251 octets (RoCE: 56, which
     /// the peer gets padded with zeros to that length; 180 with [`PortSpace::Udp`]), or depths
     /// beyond the device's.
@@ -382,12 +388,17 @@ impl CmId {
     /// [`Rejected`](EventKind::Rejected), [`Unreachable`](EventKind::Unreachable) or
     /// [`ConnectError`](EventKind::ConnectError) if the peer does not go through with it. From
     /// the return of this call on, send requests may be posted: the stack holds them, in order,
-    /// until the peer may receive them.
+    /// until the peer may receive them. An identifier without a queue pair takes the application's
+    /// own that [`ConnParam::qp_num`] names; over RoCE the application has moved it to RTS before,
+    /// by the attributes of [`CmId::init_qp_attr`].
     ///
     /// EINVAL: no connect request, no queue pair, more private data than 251 octets (RoCE: 196;
     /// 136 with [`PortSpace::Udp`], where no event follows), or depths beyond the device's;
     /// ECONNRESET or EPIPE: the peer has gone.
     pub fn accept(&self, param: &ConnParam) -> Result<()> {
+        if matches!(self.shared().lock().phase, Phase::IbResponded) {
+            return self.establish();
+        }
         match self.transport() {
             Transport::Iwarp => self.accept_tcp(param)?,
             Transport::Roce if self.shared().ps == PortSpace::Udp => {
@@ -406,7 +417,7 @@ impl CmId {
             let state = self.shared().lock();
             match (&state.phase, state.connection) {
                 (Phase::Requested(request), _) => Ok(request.clone()),
-                (Phase::IbRequested(_), Some(connection)) => Err(connection),
+                (Phase::IbRequested(_) | Phase::IbResponded, Some(connection)) => Err(connection),
                 // The peer has taken its request back meanwhile.
                 (Phase::Failed, _) if state.passive => return Ok(()),
                 _ => return Err(wrong_phase(&state, "reject")),
@@ -436,7 +447,9 @@ impl CmId {
         let (qp, connection) = {
             let state = self.shared().lock();
             match state.phase {
-                Phase::Establishing(_) | Phase::Established => (state.qp.clone(), state.connection),
+                Phase::Establishing(_) | Phase::Established => {
+                    (state.connected_qp(), state.connection)
+                }
                 Phase::Disconnected => return Ok(()),
                 _ => return Err(wrong_phase(&state, "disconnect")),
             }
@@ -448,7 +461,7 @@ impl CmId {
             return Err(Error::invalid("id", "datagrams have no connection"));
         }
         if let Some(qp) = qp {
-            qp.inner().disconnect();
+            qp.disconnect();
         }
         Ok(())
     }
@@ -472,17 +485,6 @@ impl CmId {
         }
     }
 
-    /// Moves the identifier to another channel, with the events that have not been fetched. Waits
-    /// until those that have been are acknowledged: acknowledge (drop) them first.
-    pub fn migrate_id(&self, channel: &EventChannel) -> Result<()> {
-        if self.shared().sync {
-            return Err(Error::invalid("id", "is synchronous"));
-        }
-        self.shared().unacked.wait_acked();
-        self.shared().migrate(channel);
-        Ok(())
-    }
-
     /// Destroys the identifier now, whatever handles there are: closes its connection abruptly,
     /// rejects what waits, forgets its events. Waits until the events that were fetched are
     /// acknowledged: acknowledge (drop) them first.
@@ -494,13 +496,14 @@ impl CmId {
 
     /// Synchronous identifiers: waits for the event that ends a call.
     fn wait_for(&self, wanted: EventKind) -> Result<()> {
-        if !self.shared().sync {
+        if !self.shared().is_sync() {
             return Ok(());
         }
         loop {
             let event = self.channel().get_event(None)?;
             let Some(event) = event else { continue };
-            if event.kind() == wanted {
+            let responded = event.kind() == EventKind::ConnectResponse;
+            if event.kind() == wanted || responded && wanted == EventKind::Established {
                 return Ok(());
             }
             return Err(match event.kind() {

@@ -38,6 +38,9 @@ pub enum CmOption {
     MpaRevision(u8),
     /// Type of service (IPv4) or traffic class (IPv6).
     Tos(u8),
+    /// Local ACK timeout of the queue pair over RoCE: 4.096 µs × 2^code, 0 for ever, up to 31
+    /// (default: what the path suggests, 17). The peer of `connect` gets it, too.
+    AckTimeout(u8),
     /// TCP_NODELAY (default: on).
     NoDelay(bool),
     /// Idle time after which TCP asks whether the peer is still there (default: 10 s); `None`:
@@ -70,6 +73,7 @@ pub(super) struct Options {
     pub(super) peer_to_peer: bool,
     pub(super) revision: u8,
     tos: Option<u8>,
+    pub(super) ack_timeout: Option<u8>,
     no_delay: bool,
     keepalive: Option<Duration>,
     send_buffer: Option<usize>,
@@ -92,6 +96,7 @@ impl Default for Options {
             peer_to_peer: true,
             revision: 2,
             tos: None,
+            ack_timeout: None,
             no_delay: true,
             keepalive: Some(Duration::from_secs(10)),
             send_buffer: None,
@@ -124,6 +129,8 @@ impl Options {
             CmOption::MpaRevision(revision @ 1..=2) => self.revision = revision,
             CmOption::MpaRevision(_) => return Err(("mpa_revision", "must be 1 or 2")),
             CmOption::Tos(tos) => self.tos = Some(tos),
+            CmOption::AckTimeout(code @ 0..=31) => self.ack_timeout = Some(code),
+            CmOption::AckTimeout(_) => return Err(("ack_timeout", "must be in 0 ..= 31")),
             CmOption::NoDelay(on) => self.no_delay = on,
             // The kernel's own limits.
             CmOption::Keepalive(Some(idle)) if !(1..=32_767).contains(&idle.as_secs()) => {

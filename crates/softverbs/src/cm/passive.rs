@@ -213,7 +213,7 @@ impl Listener {
             &listening.channel(),
             listening.ps,
             listening.context,
-            listening.sync,
+            listening.is_sync(),
             self.options,
         );
         {

@@ -22,15 +22,15 @@ const RTR_TIMEOUT: Duration = Duration::from_secs(10);
 impl CmId {
     pub(super) fn connect_tcp(&self, param: &ConnParam) -> Result<()> {
         let (attempt, socket, source, qp) = {
-            let state = self.shared().lock();
+            let mut state = self.shared().lock();
             if !matches!(state.phase, Phase::RouteResolved) {
                 return Err(wrong_phase(&state, "connect"));
             }
             let Some(peer) = state.peer else {
                 return Err(wrong_phase(&state, "connect"));
             };
-            let Some(qp) = state.qp.clone() else {
-                return Err(Error::invalid("id", "has no queue pair"));
+            let Some(qp) = state.qp_to_connect(param.qp_num) else {
+                return Err(no_queue_pair());
             };
             let wishes = wishes(param, &state.options)?;
             let attempt = active::Attempt::new(
@@ -42,7 +42,7 @@ impl CmId {
             );
             (attempt, state.socket.is_some(), state.local, qp)
         };
-        qp.inner().to_rtr()?;
+        qp.to_rtr()?;
         let socket = {
             let mut state = self.shared().lock();
             if !matches!(state.phase, Phase::RouteResolved) {
@@ -70,28 +70,24 @@ impl CmId {
 
     pub(super) fn accept_tcp(&self, param: &ConnParam) -> Result<()> {
         let (request, qp, wishes, options) = {
-            let state = self.shared().lock();
+            let mut state = self.shared().lock();
             let Phase::Requested(request) = &state.phase else {
                 return Err(wrong_phase(&state, "accept"));
             };
-            let Some(qp) = state.qp.clone() else {
-                return Err(Error::invalid("id", "has no queue pair"));
+            let request = request.clone();
+            let Some(qp) = state.qp_to_connect(param.qp_num) else {
+                return Err(no_queue_pair());
             };
-            (
-                request.clone(),
-                qp,
-                wishes(param, &state.options)?,
-                state.options,
-            )
+            (request, qp, wishes(param, &state.options)?, state.options)
         };
-        qp.inner().to_rtr()?;
+        qp.to_rtr()?;
         let accepted = request.accept(&wishes, &param.private_data);
         let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 if error.errno() != libc::EINVAL {
                     self.shared().lock().fail();
-                    qp.inner().abort(CloseCause::Lost);
+                    qp.abort(CloseCause::Lost);
                 }
                 return Err(error);
             }
@@ -116,7 +112,7 @@ impl CmId {
             grace: options.grace,
             rtr_timeout: RTR_TIMEOUT,
         };
-        let attached = qp.inner().attach(
+        let attached = qp.attach(
             accepted.socket,
             role,
             negotiated,
@@ -129,6 +125,13 @@ impl CmId {
         }
         attached
     }
+}
+
+fn no_queue_pair() -> Error {
+    Error::invalid(
+        "id",
+        "has no queue pair, and qp_num names none of this process",
+    )
 }
 
 pub(super) fn check_private_data(private_data: &[u8]) -> Result<()> {

@@ -16,7 +16,7 @@ use softverbs_proto::wr::{WcOpcode, WcStatus};
 
 use super::drive::Connection;
 use super::memory::QpMemory;
-use super::{Core, Iwarp, QpInner, Side};
+use super::{Core, Iwarp, QpInner, Side, registry};
 use crate::async_event::AsyncElement;
 use crate::async_event::AsyncEventKind;
 use crate::engine::sources::{Source, Token};
@@ -134,6 +134,7 @@ impl QpInner {
 
     /// The last handle is gone.
     pub(super) fn destroy(&self) {
+        registry::remove(self);
         let mut core = self.lock();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(CloseCause::Local),

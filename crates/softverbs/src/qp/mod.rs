@@ -8,6 +8,7 @@ mod attr;
 mod close;
 mod drive;
 mod memory;
+pub(crate) mod registry;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -282,6 +283,7 @@ impl Qp {
         if transport == Transport::Roce {
             inner.register()?;
         }
+        registry::add(&inner);
         inner.send_cq.attach(&inner.me, transport);
         inner.recv_cq.attach(&inner.me, transport);
         Ok(Self {
@@ -393,6 +395,10 @@ fn next_qp_num() -> Qpn {
 }
 
 impl QpInner {
+    pub(crate) fn transport(&self) -> Transport {
+        self.pd.context().device().transport()
+    }
+
     pub(crate) fn weak(&self) -> Weak<Self> {
         self.me.clone()
     }

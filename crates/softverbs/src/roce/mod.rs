@@ -10,4 +10,5 @@ pub(crate) mod port;
 mod qp;
 
 pub use self::address::{AddressHandle, AhAttr, GlobalRoute};
+pub(crate) use self::modify::{access_of, rtr_attr, rts_attr};
 pub(crate) use self::qp::{ConnectionOfQp, Roce};

@@ -10,7 +10,7 @@ use softverbs_wire::num::{PathMtu, Psn, Qkey};
 
 use super::address::{AhAttr, Way};
 use super::qp::ConnectionOfQp;
-use crate::device::IbMtu;
+use crate::device::{Device, IbMtu};
 use crate::error::{Error, Result};
 use crate::qp::{Core, QpAttr, QpInner};
 
@@ -105,58 +105,36 @@ impl QpInner {
         if passive {
             roce.queue_pair.hold_gate();
         }
-        let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        if attributes.max_dest_rd_atomic > 0 {
-            access |= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        }
-        let attr = QpAttr {
-            qp_state: QpState::Rtr,
-            ah_attr: ah_attr(&attributes.path, self),
-            path_mtu: mtu_code(attributes.path_mtu),
-            dest_qp_num: attributes.dest_qpn,
-            rq_psn: attributes.rq_psn.get(),
-            max_dest_rd_atomic: attributes.max_dest_rd_atomic,
-            min_rnr_timer: attributes.min_rnr_timer.get(),
-            qp_access_flags: access,
-            ..QpAttr::default()
-        };
+        let device = self.pd.context().device();
+        let (mut attr, mask) = rtr_attr(attributes, device);
+        attr.qp_access_flags = access_of(attributes);
+        let mask = mask | QpAttrMask::ACCESS_FLAGS;
         let way = Way::new(
-            self.pd.context().device(),
+            device,
             attributes.path.local_gid.to_ip(),
             attributes.path.remote_gid.to_ip(),
             &attr.ah_attr.grh,
         );
-        let mut mask = QpAttrMask::STATE
-            | QpAttrMask::AV
-            | QpAttrMask::PATH_MTU
-            | QpAttrMask::DEST_QPN
-            | QpAttrMask::RQ_PSN
-            | QpAttrMask::ACCESS_FLAGS;
-        if self.qp_type == QpType::Rc {
-            mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-        }
         self.apply(&mut core, &attr, mask, QpState::Rtr, Some(way))
+    }
+
+    /// Before the application's own queue pair is accepted on a connection: its gate is closed
+    /// until the peer is known to listen.
+    pub(crate) fn cm_watch(&self, connection: ConnectionOfQp) {
+        let mut core = self.lock();
+        let connected = self.qp_type != QpType::Ud;
+        if let Some(roce) = core.roce()
+            && connected
+        {
+            roce.connection = Some(connection);
+            roce.queue_pair.hold_gate();
+        }
     }
 
     /// RTR to RTS, the gate as it is.
     pub(crate) fn cm_to_rts(&self, attributes: &RtsAttributes) -> Result<()> {
         let mut core = self.lock();
-        let attr = QpAttr {
-            qp_state: QpState::Rts,
-            sq_psn: attributes.sq_psn.get(),
-            timeout: attributes.timeout.get(),
-            retry_cnt: attributes.retry_count.get(),
-            rnr_retry: attributes.rnr_retry_count.get(),
-            max_rd_atomic: attributes.max_rd_atomic,
-            ..QpAttr::default()
-        };
-        let mut mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
-        if self.qp_type == QpType::Rc {
-            mask |= QpAttrMask::TIMEOUT
-                | QpAttrMask::RETRY_CNT
-                | QpAttrMask::RNR_RETRY
-                | QpAttrMask::MAX_QP_RD_ATOMIC;
-        }
+        let (attr, mask) = rts_attr(attributes, self.qp_type);
         self.apply(&mut core, &attr, mask, QpState::Rts, None)
     }
 
@@ -183,8 +161,60 @@ impl QpInner {
     }
 }
 
-fn ah_attr(path: &QpPath, qp: &QpInner) -> AhAttr {
-    let device = qp.pd.context().device();
+/// What the connection manager moves a queue pair to RTR with, but for its access flags.
+pub(crate) fn rtr_attr(attributes: &RtrAttributes, device: &Device) -> (QpAttr, QpAttrMask) {
+    let attr = QpAttr {
+        qp_state: QpState::Rtr,
+        ah_attr: ah_attr(&attributes.path, device),
+        path_mtu: mtu_code(attributes.path_mtu),
+        dest_qp_num: attributes.dest_qpn,
+        rq_psn: attributes.rq_psn.get(),
+        max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+        min_rnr_timer: attributes.min_rnr_timer.get(),
+        ..QpAttr::default()
+    };
+    let mut mask = QpAttrMask::STATE
+        | QpAttrMask::AV
+        | QpAttrMask::PATH_MTU
+        | QpAttrMask::DEST_QPN
+        | QpAttrMask::RQ_PSN;
+    if attributes.qp_type == QpType::Rc {
+        mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    }
+    (attr, mask)
+}
+
+/// What peers may do on a connection: write always, the rest if anything is to be answered.
+pub(crate) fn access_of(attributes: &RtrAttributes) -> Access {
+    let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    match attributes.max_dest_rd_atomic {
+        0 => write,
+        _ => write | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+    }
+}
+
+/// What the connection manager moves a queue pair to RTS with.
+pub(crate) fn rts_attr(attributes: &RtsAttributes, qp_type: QpType) -> (QpAttr, QpAttrMask) {
+    let attr = QpAttr {
+        qp_state: QpState::Rts,
+        sq_psn: attributes.sq_psn.get(),
+        timeout: attributes.timeout.get(),
+        retry_cnt: attributes.retry_count.get(),
+        rnr_retry: attributes.rnr_retry_count.get(),
+        max_rd_atomic: attributes.max_rd_atomic,
+        ..QpAttr::default()
+    };
+    let mut mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
+    if qp_type == QpType::Rc {
+        mask |= QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+    }
+    (attr, mask)
+}
+
+fn ah_attr(path: &QpPath, device: &Device) -> AhAttr {
     let own = path.local_gid.to_ip();
     let index = device
         .addresses()

@@ -51,6 +51,9 @@ thread_local! {
 pub(crate) struct ConnectionOfQp {
     pub(crate) manager: &'static Manager,
     pub(crate) id: ConnectionId,
+    /// The connection manager moves the queue pair. Otherwise the application does, and only the
+    /// gate is common.
+    pub(crate) owned: bool,
 }
 
 /// A queue pair over RoCE.
@@ -390,6 +393,7 @@ impl QpInner {
                         QpFailure::Local => self.raise(AsyncEventKind::QpFatal),
                     }
                     if let Some(connection) = connection
+                        && connection.owned
                         && core.roce().map(|roce| roce.queue_pair.state()) == Some(QpState::Err)
                     {
                         connection.manager.note_failed(connection.id);
@@ -417,7 +421,7 @@ impl QpInner {
             && let Some(roce) = core.roce()
         {
             roce.queue_pair.abort();
-            if let Some(connection) = roce.connection {
+            if let Some(connection) = roce.connection.filter(|of| of.owned) {
                 connection.manager.note_failed(connection.id);
             }
             self.settle_packets(core);

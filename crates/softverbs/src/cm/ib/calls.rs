@@ -3,24 +3,25 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use softverbs_proto::cm::event::QpEvent;
+use softverbs_proto::cm::event::{QpEvent, RtrAttributes, RtsAttributes};
 use softverbs_proto::cm::params::{
     AcceptParams, CmaAddresses, ConnectRequest, ConnectionId, Listen, ListenToken, PathAddress,
     RejectParams, Route,
 };
 use softverbs_proto::cm::state::State as CmState;
+use softverbs_proto::qp_state::QpType;
 use softverbs_wire::ib::cm::{Rej, Rep};
 use softverbs_wire::ib::rdma_cm::{CmaHeader, ServicePort};
-use softverbs_wire::num::{PathMtu, Psn, RetryCount};
+use softverbs_wire::num::{PathMtu, Psn, Qpn, RetryCount, TimeoutCode};
 
 use super::Manager;
 use super::events::Listener;
 use super::ports::{random_u32, wire_space};
 use crate::cm::event::{ConnParam, MAX_DEPTH};
 use crate::cm::id::{IdShared, Phase, State};
-use crate::device::limits;
+use crate::device::{Device, limits};
 use crate::error::{Error, Result};
-use crate::qp::Qp;
+use crate::roce::ConnectionOfQp;
 
 /// A connect request that waits for the application.
 #[derive(Clone, Copy, Debug)]
@@ -84,21 +85,25 @@ pub(in crate::cm) fn connect(id: &Arc<IdShared>, param: &ConnParam) -> Result<()
     let manager = Manager::get()?;
     let request = {
         let mut state = id.lock();
-        let (Some(peer), Some(local), Some(qp)) = (state.peer, state.local, state.qp.clone())
+        let (Some(peer), Some(local), Some(verbs)) = (state.peer, state.local, state.verbs.clone())
         else {
-            return Err(Error::invalid("id", "has no queue pair"));
+            return Err(Error::invalid("id", "has no route"));
         };
-        let request = connect_request(id, &state, &qp, local, peer, param)?;
+        let qp = state.qp.clone();
+        let end = OwnEnd::of(&state, param)?;
+        let psn = starting_psn(&mut state)?;
+        let device = verbs.device();
+        let request = connect_request(id, &state, device, &end, psn, (local, peer), param)?;
         manager.port.check_reachable(peer.ip())?;
         state.passive = false;
         state.phase = Phase::IbConnecting;
-        let device = qp.inner().pd.context().device();
         let interface = device.interface_index();
         (request, local.ip(), interface, qp)
     };
     let (request, local, interface, qp) = request;
-    qp.inner().cm_expect_answer();
-    drop(qp);
+    if let Some(qp) = qp {
+        qp.inner().cm_expect_answer();
+    }
     manager.know_scope(local, interface);
     let sent = {
         let mut inner = manager.lock();
@@ -130,18 +135,58 @@ pub(in crate::cm) fn connect(id: &Arc<IdShared>, param: &ConnParam) -> Result<()
     Ok(())
 }
 
+/// What our end of a connection is.
+struct OwnEnd {
+    qpn: Qpn,
+    qp_type: QpType,
+    srq: bool,
+}
+
+impl OwnEnd {
+    /// The identifier's queue pair, or what the application says about one of its own.
+    fn of(state: &State, param: &ConnParam) -> Result<Self> {
+        match &state.qp {
+            Some(qp) => Ok(Self {
+                qpn: qp.qp_num(),
+                qp_type: qp.qp_type(),
+                srq: qp.inner().srq.is_some(),
+            }),
+            None if param.qp_num.get() != 0 => Ok(Self {
+                qpn: param.qp_num,
+                qp_type: QpType::Rc,
+                srq: param.srq,
+            }),
+            None => Err(Error::invalid("id", "has no queue pair, nor has qp_num")),
+        }
+    }
+}
+
+/// The first sequence number that the peer sends; the same for all that ask.
+pub(in crate::cm) fn starting_psn(state: &mut State) -> Result<Psn> {
+    let psn = match state.psn {
+        Some(psn) => psn,
+        None => Psn::new(random_u32()?),
+    };
+    state.psn = Some(psn);
+    Ok(psn)
+}
+
 fn connect_request(
     id: &IdShared,
     state: &State,
-    qp: &Qp,
-    local: SocketAddr,
-    peer: SocketAddr,
+    device: &Device,
+    end: &OwnEnd,
+    starting_psn: Psn,
+    (local, peer): (SocketAddr, SocketAddr),
     param: &ConnParam,
 ) -> Result<ConnectRequest> {
     check_private_data(&param.private_data, CmaHeader::REQ_PRIVATE_DATA_LEN)?;
-    let device = qp.inner().pd.context().device();
     let mut route = Route::new(PathAddress::from_ips(local.ip(), peer.ip()));
     route.traffic_class = state.options.traffic_class();
+    if let Some(timeout) = state.options.ack_timeout {
+        // The peer's queue pair waits for what goes there and back.
+        route.packet_lifetime = TimeoutCode::new(timeout.saturating_sub(1));
+    }
     Ok(ConnectRequest {
         service_id: ServicePort::new(wire_space(id.ps), peer.port()).service_id(),
         addresses: Some(CmaAddresses {
@@ -151,15 +196,15 @@ fn connect_request(
         }),
         route,
         path_mtu: PathMtu::ALL[device.active_mtu() as usize - 1],
-        qpn: qp.qp_num(),
-        qp_type: qp.qp_type(),
-        starting_psn: Psn::new(random_u32()?),
+        qpn: end.qpn,
+        qp_type: end.qp_type,
+        starting_psn,
         responder_resources: depth("responder_resources", param.responder_resources, MAX_DEPTH)?,
         initiator_depth: depth("initiator_depth", param.initiator_depth, MAX_DEPTH)?,
         retry_count: RetryCount::new(param.retry_count),
         rnr_retry_count: RetryCount::new(param.rnr_retry_count),
         flow_control: param.flow_control,
-        srq: qp.inner().srq.is_some(),
+        srq: end.srq,
         private_data: param.private_data.clone(),
     })
 }
@@ -167,6 +212,7 @@ fn connect_request(
 /// Accepts: the queue pair is ready, its gate closed, before the peer hears of it.
 pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()> {
     let manager = Manager::get()?;
+    let named;
     let (connection, incoming, accept) = {
         let mut state = id.lock();
         let (Phase::IbRequested(incoming), Some(connection)) = (&state.phase, state.connection)
@@ -174,13 +220,13 @@ pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()>
             return Err(super::super::wrong_phase(&state, "accept"));
         };
         let incoming = *incoming;
-        let Some(qp) = state.qp.clone() else {
-            return Err(Error::invalid("id", "has no queue pair"));
-        };
+        let end = OwnEnd::of(&state, param)?;
+        named = state.qp_to_connect(end.qpn).filter(|_| state.qp.is_none());
+        let starting_psn = starting_psn(&mut state)?;
         check_private_data(&param.private_data, Rep::PRIVATE_DATA_LEN)?;
         let accept = AcceptParams {
-            qpn: qp.qp_num(),
-            starting_psn: Psn::new(random_u32()?),
+            qpn: end.qpn,
+            starting_psn,
             responder_resources: depth(
                 "responder_resources",
                 param.responder_resources,
@@ -193,7 +239,7 @@ pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()>
             )?,
             rnr_retry_count: RetryCount::new(param.rnr_retry_count),
             flow_control: param.flow_control,
-            srq: qp.inner().srq.is_some(),
+            srq: end.srq,
             private_data: param.private_data.clone(),
         };
         let established = ConnParam {
@@ -205,6 +251,14 @@ pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()>
         state.phase = Phase::Establishing(established);
         (connection, incoming, accept)
     };
+    if let Some(qp) = named {
+        // The application's, but what it posts is held until the peer listens as with all others.
+        qp.cm_watch(ConnectionOfQp {
+            manager,
+            id: connection,
+            owned: false,
+        });
+    }
     let now = manager.engine.now();
     let accepted = manager.lock().endpoint.accept(now, connection, &accept);
     if let Err(misuse) = accepted {
@@ -247,6 +301,34 @@ pub(in crate::cm) fn disconnect(connection: ConnectionId) -> Result<()> {
     let disconnected = manager.lock().endpoint.disconnect(now, connection);
     manager.pump_and_wait();
     Ok(disconnected?)
+}
+
+/// Active side without a queue pair of its own: the application's is ready.
+pub(in crate::cm) fn establish(connection: ConnectionId) -> Result<()> {
+    Ok(Manager::get()?.command(|inner, now| inner.endpoint.establish(now, connection))?)
+}
+
+/// What the queue pair of a request needs that was not accepted yet.
+pub(in crate::cm) fn attributes_of_request(
+    connection: ConnectionId,
+    incoming: Incoming,
+    starting_psn: Psn,
+) -> Result<Option<(RtrAttributes, RtsAttributes)>> {
+    let accept = AcceptParams {
+        qpn: Qpn::new(0),
+        starting_psn,
+        responder_resources: incoming.responder_resources.min(limits::MAX_QP_RD_ATOM),
+        initiator_depth: incoming.initiator_depth.min(limits::MAX_QP_RD_ATOM),
+        rnr_retry_count: RetryCount::new(0),
+        flow_control: false,
+        srq: false,
+        private_data: Vec::new(),
+    };
+    let manager = Manager::get()?;
+    Ok(manager
+        .lock()
+        .endpoint
+        .passive_attributes(connection, &accept))
 }
 
 /// The application has heard of the peer, as the queue pair has.

@@ -9,6 +9,7 @@ use softverbs_proto::cm::params::{ConnectionId, ListenToken, RejectParams};
 use softverbs_proto::cm::state::State as CmState;
 use softverbs_wire::ib::cm::RejReason;
 use softverbs_wire::ib::rdma_cm::ServicePort;
+use softverbs_wire::num::TimeoutCode;
 
 use super::{Incoming, Manager};
 use crate::cm::CmId;
@@ -18,7 +19,6 @@ use crate::cm::options::Options;
 use crate::cm::resolve;
 use crate::context::Context;
 use crate::device::Transport;
-use crate::qp::Qp;
 use crate::roce::ConnectionOfQp;
 
 /// A listening identifier.
@@ -49,7 +49,7 @@ impl Listener {
             &listening.channel(),
             listening.ps,
             listening.context,
-            listening.sync,
+            listening.is_sync(),
             self.options,
         )
     }
@@ -186,12 +186,14 @@ impl Manager {
             qp_num: reply.remote_qpn,
             ..ConnParam::default().cleared()
         };
-        if !shared.on_ib_reply(param) {
-            self.give_up(id);
-            return;
+        match shared.on_ib_reply(param) {
+            Next::Establish => {
+                let now = self.engine.now();
+                let _ = self.lock().endpoint.establish(now, id);
+            }
+            Next::Application => {}
+            Next::Nobody => self.give_up(id),
         }
-        let now = self.engine.now();
-        let _ = self.lock().endpoint.establish(now, id);
     }
 
     fn on_rejected(&self, id: ConnectionId, rejected: Rejected, shared: &Arc<IdShared>) {
@@ -216,12 +218,37 @@ impl Manager {
     }
 
     fn on_action(&'static self, id: ConnectionId, action: QpAction, shared: &Arc<IdShared>) {
-        let (qp, passive): (Option<Qp>, bool) = {
-            let state = shared.lock();
-            (state.qp.clone(), state.passive)
+        let (action, qp, named, passive) = {
+            let mut state = shared.lock();
+            let action = match action {
+                QpAction::ToRtr(rtr) => {
+                    state.rtr = Some(rtr);
+                    action
+                }
+                QpAction::ToRts(mut rts) => {
+                    if let Some(timeout) = state.options.ack_timeout {
+                        rts.timeout = TimeoutCode::new(timeout);
+                    }
+                    state.rts = Some(rts);
+                    QpAction::ToRts(rts)
+                }
+                _ => action,
+            };
+            let named = state.named.upgrade();
+            (action, state.qp.clone(), named, state.passive)
         };
-        let Some(qp) = qp else { return };
-        let connection = ConnectionOfQp { manager: self, id };
+        let Some(qp) = qp else {
+            // The application moves its queue pair itself.
+            if let (QpAction::OpenGate(_), Some(named)) = (action, named) {
+                named.cm_open_gate();
+            }
+            return;
+        };
+        let connection = ConnectionOfQp {
+            manager: self,
+            id,
+            owned: true,
+        };
         let done = match action {
             QpAction::ToRtr(attributes) => qp.inner().cm_to_rtr(&attributes, passive, connection),
             QpAction::ToRts(attributes) => qp.inner().cm_to_rts(&attributes),
@@ -246,15 +273,30 @@ impl Manager {
     }
 }
 
+/// Who goes on when the peer has accepted.
+enum Next {
+    /// We do: the queue pair is ready.
+    Establish,
+    /// The application does, whose queue pair it is.
+    Application,
+    /// Nobody waits for it any more.
+    Nobody,
+}
+
 impl IdShared {
-    /// The peer accepts. `false` if nobody waits for that any more.
-    fn on_ib_reply(&self, param: ConnParam) -> bool {
+    /// The peer accepts.
+    fn on_ib_reply(&self, param: ConnParam) -> Next {
         let mut state = self.lock();
-        let waits = matches!(state.phase, Phase::IbConnecting);
-        if waits {
-            state.phase = Phase::Establishing(param);
+        if !matches!(state.phase, Phase::IbConnecting) {
+            return Next::Nobody;
         }
-        waits
+        if state.qp.is_none() {
+            state.phase = Phase::IbResponded;
+            self.report(EventKind::ConnectResponse, 0, param);
+            return Next::Application;
+        }
+        state.phase = Phase::Establishing(param);
+        Next::Establish
     }
 
     /// The one terminal event of an attempt, or the end of a connection that the peer takes back.
@@ -263,6 +305,7 @@ impl IdShared {
         let concerns = matches!(
             state.phase,
             Phase::IbConnecting
+                | Phase::IbResponded
                 | Phase::IbRequested(_)
                 | Phase::Establishing(_)
                 | Phase::Established

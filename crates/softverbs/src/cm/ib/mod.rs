@@ -30,7 +30,10 @@ use softverbs_proto::time::Time;
 use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::num::{Gid, Guid, Qpn, ServiceId};
 
-pub(super) use self::calls::{Incoming, accept, connect, disconnect, listen, notify, reject};
+pub(super) use self::calls::{
+    Incoming, accept, attributes_of_request, connect, disconnect, establish, listen, notify,
+    reject, starting_psn,
+};
 pub(super) use self::datagram::{answer, ask, decline};
 pub(super) use self::events::Listener;
 pub(super) use self::ports::{Bound, ephemeral, random_u32};
