@@ -20,6 +20,7 @@ use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
+use softverbs::fault;
 
 use crate::args::Args;
 use crate::failure::{Failure, Outcome};
@@ -44,11 +45,30 @@ fn run(plan: &Plan) -> Outcome<()> {
         Plan::Devices { verbose, json } => devices::run(*verbose, *json),
         Plan::Traffic(plan) => {
             interrupt::install()?;
-            traffic::run(plan)
+            disturbed(plan.fault.as_ref(), || traffic::run(plan))
         }
         Plan::Ping(plan) => {
             interrupt::install()?;
-            ping::run(plan)
+            disturbed(plan.fault.as_ref(), || ping::run(plan))
         }
     }
+}
+
+/// Runs with faults, and tells on stderr how many there were.
+fn disturbed(faults: Option<&fault::Plan>, run: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
+    if let Some(faults) = faults {
+        fault::install(faults).map_err(|error| Failure::usage(error.to_string()))?;
+    }
+    let outcome = run();
+    for rule in fault::report().iter().flat_map(|report| &report.rules) {
+        let fault::RuleReport {
+            rule,
+            matched,
+            done,
+            ..
+        } = rule;
+        // If stderr is gone, the exit status still tells.
+        let _ = writeln!(stderr().lock(), "fault: {rule}: {done} of {matched} frames");
+    }
+    outcome
 }

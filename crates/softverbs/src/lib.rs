@@ -92,6 +92,7 @@ mod device;
 mod engine;
 mod error;
 mod event_queue;
+pub mod fault;
 #[allow(unsafe_code, reason = "owns the memory of regions")]
 mod mr;
 #[allow(

@@ -2,6 +2,7 @@
 //! What it all means together is decided in [`crate::plan`].
 
 mod devices;
+mod fault;
 mod ping;
 mod size;
 mod traffic;
@@ -9,6 +10,7 @@ mod traffic;
 use clap::{Parser, Subcommand};
 
 pub(crate) use devices::DevicesArgs;
+pub(crate) use fault::parse_fault;
 pub(crate) use ping::PingArgs;
 pub(crate) use size::{parse_seconds, parse_size};
 pub(crate) use traffic::{BwArgs, LatArgs, TrafficArgs, TransportArg};

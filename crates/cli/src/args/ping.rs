@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{TransportArg, parse_seconds, parse_size};
+use softverbs::fault::Plan as Faults;
+
+use super::{TransportArg, parse_fault, parse_seconds, parse_size};
 
 /// Exchange data with an `rping` of rdma-core, or with another `softverbs ping`
 ///
@@ -75,6 +77,11 @@ pub(crate) struct PingArgs {
     /// Seconds without an answer after which the other end counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) timeout: Duration,
+
+    /// Disturb the traffic of this process, for example `out:rtu:first=drop` or
+    /// `packet:1%=drop,seed=7`; see docs/faults.md
+    #[arg(long, value_name = "SPEC", value_parser = parse_fault)]
+    pub(crate) fault: Option<Faults>,
 }
 
 const EXAMPLES: &str = "\

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use softverbs::Transport;
+use softverbs::fault::Plan as Faults;
 
-use super::{parse_seconds, parse_size};
+use super::{parse_fault, parse_seconds, parse_size};
 
 /// Measure bandwidth between two machines, or on this one
 ///
@@ -142,6 +143,11 @@ pub(crate) struct TrafficArgs {
     /// Seconds without an answer after which the other end counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) timeout: Duration,
+
+    /// Disturb the traffic of this process, for example `out:rtu:first=drop` or
+    /// `packet:1%=drop,seed=7`; see docs/faults.md
+    #[arg(long, value_name = "SPEC", value_parser = parse_fault)]
+    pub(crate) fault: Option<Faults>,
 
     /// Print one JSON object a line instead of the table
     #[arg(long)]

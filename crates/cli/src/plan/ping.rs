@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use softverbs::Transport;
+use softverbs::fault::Plan as Faults;
 
 use crate::args::PingArgs;
 use crate::failure::{Failure, Outcome};
@@ -29,6 +30,8 @@ pub(crate) struct PingPlan {
     pub(crate) debug: bool,
     /// Silence of the peer that ends the run.
     pub(crate) timeout: Duration,
+    /// What is to be disturbed.
+    pub(crate) fault: Option<Faults>,
 }
 
 /// Which end of the connection this process is.
@@ -104,6 +107,7 @@ impl PingPlan {
             verbose: args.verbose,
             debug: args.debug,
             timeout: args.timeout,
+            fault: args.fault,
         })
     }
 }

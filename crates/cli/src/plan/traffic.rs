@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use softverbs::Transport;
+use softverbs::fault::Plan as Faults;
 
 use super::{Amount, Demands, Metric, Sizes, Verb, Workload};
 use crate::args::{BwArgs, LatArgs, TrafficArgs};
@@ -29,6 +30,8 @@ pub(crate) struct TrafficPlan {
     pub(crate) timeout: Duration,
     /// Report as JSON.
     pub(crate) json: bool,
+    /// What is to be disturbed.
+    pub(crate) fault: Option<Faults>,
 }
 
 /// Which end of the connection this process is.
@@ -215,6 +218,7 @@ impl TrafficPlan {
             tcp_exchange: args.tcp_exchange,
             timeout: args.timeout,
             json: args.json,
+            fault: args.fault,
         })
     }
 }

@@ -87,6 +87,7 @@ impl Engine {
         if let Some(engine) = ENGINE.get() {
             return Ok(engine);
         }
+        crate::fault::from_environment()?;
         // Known to others only once its thread runs: nothing would be served without.
         let engine: &'static Self = Box::leak(Box::new(Self::new()?));
         thread::start(engine)?;

@@ -8,6 +8,8 @@
     reason = "each test file uses its part"
 )]
 
+pub mod faults;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

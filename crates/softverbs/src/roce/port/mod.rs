@@ -14,6 +14,7 @@
 //! | `socket` | sockets, and how the engine serves them |
 //! | `send` | packets together, ICRC, segmentation offload |
 //! | `receive` | packets apart, ICRC, delivery |
+//! | `edge` | where packets can be disturbed |
 //! | `relay` | forwarding to other processes |
 //! | `steer` | which process something is for |
 //! | `public` | who has port 4791 |
@@ -23,6 +24,7 @@
 
 mod border;
 mod counters;
+mod edge;
 mod folder;
 mod multicast;
 mod owner;
@@ -49,6 +51,7 @@ use softverbs_wire::num::{Qpn, ServiceId};
 
 pub(crate) use self::border::{GsiSink, PacketMeta, PacketSink, ReceivedFrom, SendPath, Sent};
 use self::counters::{CounterValues, Counters};
+use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
 use self::multicast::Groups;
 use self::public::{Public, TOUCH_EVERY};
@@ -98,6 +101,7 @@ pub(crate) struct Port {
     findings: Findings,
     polls: AtomicU32,
     counters: Counters,
+    edge: Edge,
 }
 
 impl std::fmt::Debug for Port {
@@ -178,7 +182,9 @@ impl Port {
             findings: Findings::default(),
             polls: AtomicU32::new(0),
             counters: Counters::default(),
+            edge: Edge::default(),
         }));
+        port.serve_edge();
         for (which, sock) in [(PRIVATE_V4, v4), (PRIVATE_V6, v6)] {
             if let Ok(sock) = sock {
                 port.serve(which, sock)?;

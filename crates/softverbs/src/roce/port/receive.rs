@@ -48,6 +48,8 @@ pub(super) struct Burst<'a> {
     sinks: SmallVec<[(Qpn, Arc<dyn PacketSink>); 4]>,
     outgoing: Outgoing,
     packets: usize,
+    /// They have passed the edge: nothing disturbs them any more.
+    pub(super) passed_edge: bool,
 }
 
 impl Port {
@@ -127,7 +129,12 @@ impl<'a> Burst<'a> {
             sinks: SmallVec::new(),
             outgoing: Outgoing::default(),
             packets: 0,
+            passed_edge: false,
         }
+    }
+
+    pub(super) const fn port(&self) -> &'a Port {
+        self.port
     }
 
     /// Packets have come: this is the moment. Exact, since round trips are measured by it.
@@ -181,6 +188,12 @@ impl<'a> Burst<'a> {
         self.packets += 1;
         let counters = &self.port.counters;
         add(&counters.packets_in, 1);
+        self.sort(arrival, octets);
+    }
+
+    /// Hands a packet to whom it is for.
+    pub(super) fn sort(&mut self, arrival: &Arrival, octets: &[u8]) {
+        let counters = &self.port.counters;
         let Some(qpn) = dest_qpn(octets) else {
             add(&counters.malformed, 1);
             return;
@@ -190,7 +203,9 @@ impl<'a> Burst<'a> {
         } else if qpn == Qpn::GSI {
             self.for_gsi(arrival, octets);
         } else if self.port.own_slots.has(slot_of(qpn)) {
-            if let Some(packet) = self.check(arrival, octets) {
+            if self.is_disturbed() {
+                self.disturb(arrival, octets);
+            } else if let Some(packet) = self.check(arrival, octets) {
                 self.deliver(qpn, &packet, arrival, octets.len());
             }
         } else if !self.forward(slot_of(qpn), arrival, octets) {
@@ -248,15 +263,18 @@ impl<'a> Burst<'a> {
 
     fn for_group(&mut self, arrival: &Arrival, octets: &[u8]) {
         let group = arrival.from.local;
-        if self.public {
+        if self.public && !self.passed_edge {
             for slot in self.port.others_in_group(group, self.now) {
                 self.forward(slot, arrival, octets);
             }
         }
         let members = self.port.members(group);
-        if !members.is_empty()
-            && let Some(packet) = self.check(arrival, octets)
-        {
+        if members.is_empty() {
+            return;
+        }
+        if self.is_disturbed() {
+            self.disturb(arrival, octets);
+        } else if let Some(packet) = self.check(arrival, octets) {
             for qpn in members {
                 self.deliver(qpn, &packet, arrival, octets.len());
             }
@@ -279,6 +297,7 @@ impl<'a> Burst<'a> {
             return;
         };
         if self.public
+            && !self.passed_edge
             && let Some(slot) = self.port.steer(mad, arrival.from.local)
             && !self.port.own_slots.has(slot)
             && self.forward(slot, arrival, octets)
@@ -286,6 +305,10 @@ impl<'a> Burst<'a> {
             return;
         }
         // What is nobody's is answered here.
+        if self.is_disturbed() {
+            self.disturb(arrival, octets);
+            return;
+        }
         add(&self.port.counters.mads_in, 1);
         let gsi = self
             .port

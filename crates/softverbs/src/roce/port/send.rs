@@ -24,6 +24,7 @@ use super::socket::Sock;
 use super::sys::{self, Envelope};
 use super::{PRIVATE_V4, PRIVATE_V6, Port};
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::mr_table::MrTable;
 
 /// Octets that one call takes: those of the longest UDP datagram of IPv4.
@@ -200,7 +201,7 @@ pub(super) fn gather(
 }
 
 /// What the kernel made of one call.
-enum Outcome {
+pub(super) enum Outcome {
     Took,
     Blocked,
     Refused(i32),
@@ -261,7 +262,8 @@ impl Port {
         let mut took = 0;
         BUFFERS.with_borrow_mut(|buffer| {
             while took < packets.count() {
-                let offload = sock.gso.load(Ordering::Relaxed);
+                // Each packet passes the edge alone.
+                let offload = sock.gso.load(Ordering::Relaxed) && !fault::armed();
                 let (gathered, fault) = gather(packets, took, offload, &ends, buffer);
                 if gathered.packets > 0 {
                     match self.transmit(sock, &ends, &envelope, gathered, buffer.filled()) {
@@ -324,6 +326,20 @@ impl Port {
 
     /// One call of the kernel.
     fn transmit_once(
+        &self,
+        sock: &Sock,
+        envelope: &Envelope,
+        octets: &[u8],
+        segment: Option<u16>,
+    ) -> Outcome {
+        // A plan that was installed since they were gathered finds the next ones.
+        if fault::armed() && segment.is_none() {
+            return self.disturb_sending(sock, envelope, octets);
+        }
+        self.transmit_undisturbed(sock, envelope, octets, segment)
+    }
+
+    pub(super) fn transmit_undisturbed(
         &self,
         sock: &Sock,
         envelope: &Envelope,

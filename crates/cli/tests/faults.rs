@@ -1,0 +1,106 @@
+//! `--fault` and `SOFTVERBS_FAULT`: the recipes of docs/faults.md, with real processes.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::{Ended, Running, run, softverbs, sv};
+
+fn env(mut command: Command, spec: &str) -> Command {
+    command.env("SOFTVERBS_FAULT", spec);
+    command
+}
+
+/// Ten pings over RoCE; the ends of client and server.
+fn pings(server: Command, client: &str, address: &str) -> (Ended, Ended) {
+    let (server, port) = Running::serve(server);
+    let line = format!("ping {address} -p {port} -C 10 -V --transport roce {client}");
+    (sv(&line), server.finish())
+}
+
+const SERVER: &str = "ping --server -p 0 --transport roce";
+
+#[test]
+fn ping_without_any_rtu() {
+    for address in ["127.0.0.1", "::1"] {
+        let (client, server) = pings(softverbs(SERVER), "--fault out:rtu=drop", address);
+        assert!(
+            client.err.contains("fault: out:rtu=drop: 1 of 1 frames"),
+            "{client:#?}"
+        );
+        assert!(client.took.as_secs_f64() < 4.0, "{client:#?}");
+        assert!(client.ok().contains("10 pings"));
+        server.ok();
+    }
+}
+
+#[test]
+fn an_rtu_that_the_passive_side_does_not_get() {
+    for address in ["127.0.0.1", "::1"] {
+        let server = env(softverbs(SERVER), "in:rtu=drop,log=stderr");
+        let (client, server) = pings(server, "", address);
+        assert!(client.ok().contains("10 pings"));
+        let words = format!("in rtu from {address}: dropped (in:rtu=drop, match 1): RTU");
+        assert!(server.err.contains(&words), "{server:#?}");
+        assert!(server.err.contains("fault: in:rtu=drop: 1 of 1"));
+        server.ok();
+    }
+}
+
+#[test]
+fn loss_of_all_kinds_of_packets() {
+    let line = "send -s 64K -n 300 --check --transport roce --fault data:2%=drop,seed=3";
+    let ended = sv(&format!("bw {line}"));
+    let counted = ended.err.lines().find(|line| line.starts_with("fault: "));
+    let words: Vec<&str> = counted.unwrap().split_whitespace().collect();
+    // "fault: RULE: DONE of MATCHED frames"
+    let (done, matched): (u64, u64) = (words[2].parse().unwrap(), words[4].parse().unwrap());
+    assert!(done > 0 && done < matched / 10, "{words:?}");
+    assert_eq!(common::rows(&ended.ok())[0][1], 300.0);
+    sv("lat read -n 200 --check --transport roce --fault packet:1%=dup,ack:5%=delay:1ms").ok();
+}
+
+#[test]
+fn a_log_in_a_file() {
+    let path =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.log", std::process::id()));
+    let name = path.to_str().unwrap();
+    let fault = format!("--fault cm=log,log={name}");
+    let (client, server) = pings(softverbs(SERVER), &fault, "127.0.0.1");
+    client.ok();
+    server.ok();
+    let log = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    for words in ["out req to 127.0.0.1: seen", "in rep from", "out rtu to"] {
+        assert_eq!(log.matches(words).count(), 1, "{words}: {log}");
+    }
+}
+
+#[test]
+fn a_wrong_plan_is_refused() {
+    for command in ["bw", "lat", "ping 127.0.0.1 -C 1"] {
+        let ended = sv(&format!("{command} --fault rtu:frist=drop"));
+        assert!(
+            ended.err.contains("    rtu:frist=drop\n        ^^^^^"),
+            "{ended:#?}"
+        );
+        ended.usage("`frist` is not a choice of frames");
+    }
+    let nowhere = "--fault rtu=drop,log=/no/such/folder/log";
+    sv(&format!("bw {nowhere}")).usage("/no/such/folder/log");
+    for transport in ["roce", "iwarp"] {
+        let line = format!("ping 127.0.0.1 -p 1 -C 1 --transport {transport}");
+        let ended = run(env(softverbs(&line), "rtu=dorp"));
+        assert!(
+            ended
+                .err
+                .contains("SOFTVERBS_FAULT: `dorp` is not an action"),
+            "{ended:#?}"
+        );
+        assert_eq!(ended.code, Some(1));
+    }
+    // The option counts more than the environment.
+    let line = "ping 127.0.0.1 -p 1 -C 1 --transport roce --fault rtu=drop";
+    run(env(softverbs(line), "rtu=dorp")).failed("no server listens there");
+}

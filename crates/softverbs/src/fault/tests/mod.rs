@@ -1,0 +1,4 @@
+//! Plans as text, and what they decide.
+
+mod judge;
+mod text;

@@ -1,0 +1,44 @@
+//! Faults in this process: one plan at a time.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use softverbs::fault::{self, Direction, Kind, Plan, Report};
+
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A plan at work; the other tests of this process wait for its end.
+#[derive(Debug)]
+pub struct Faults(MutexGuard<'static, ()>);
+
+impl Faults {
+    pub fn install(spec: &str) -> Self {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        fault::install(&Plan::parse(spec).unwrap_or_else(|error| panic!("{error}"))).unwrap();
+        Self(one)
+    }
+
+    pub fn report(&self) -> Report {
+        fault::report().unwrap()
+    }
+
+    /// Frames of a kind that went out.
+    pub fn sent(&self, kind: Kind) -> u64 {
+        self.report().seen(Direction::Out, kind)
+    }
+
+    /// Frames of a kind that came to the edge from outside.
+    pub fn received(&self, kind: Kind) -> u64 {
+        self.report().seen(Direction::In, kind)
+    }
+
+    /// Faults of a rule.
+    pub fn done(&self, rule: usize) -> u64 {
+        self.report().rules[rule].done
+    }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        fault::clear();
+    }
+}
