@@ -12,6 +12,14 @@ pub(crate) enum Failure {
     /// The run failed: one line for the user.
     #[error("{0}")]
     Run(String),
+    /// A program of the user's could not be started; the exit status is that of shells.
+    #[error("{text}")]
+    Exit {
+        /// The exit status.
+        status: u8,
+        /// One line for the user.
+        text: String,
+    },
     /// The user pressed Ctrl-C, or asked for the end with SIGTERM.
     #[error("interrupted")]
     Interrupted,
@@ -67,6 +75,7 @@ pub(crate) fn exit_code(outcome: &Outcome<()>) -> ExitCode {
         Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
         Err(Failure::Run(_) | Failure::Interrupted) => ExitCode::from(1),
         Err(Failure::Usage(_)) => ExitCode::from(2),
+        Err(Failure::Exit { status, .. }) => ExitCode::from(*status),
     }
 }
 

@@ -1,11 +1,13 @@
 //! The `softverbs` command.
 //!
 //! The arguments ([`args`]) become an immutable [`plan`], which is carried out ([`devices`],
-//! [`traffic`], [`ping`]) and leaves one [`report`]. The exit status is decided in [`failure`].
+//! [`traffic`], [`ping`], [`dropin`], [`doctor`]) and leaves one [`report`]. The exit status is decided in [`failure`].
 
 mod args;
 mod deadline;
 mod devices;
+mod doctor;
+mod dropin;
 mod exchange;
 mod fabric;
 mod failure;
@@ -51,6 +53,9 @@ fn run(plan: &Plan) -> Outcome<()> {
             interrupt::install()?;
             disturbed(plan.fault.as_ref(), || ping::run(plan))
         }
+        Plan::Run(args) => dropin::run(args),
+        Plan::Env(args) => dropin::env(args),
+        Plan::Doctor(args) => doctor::run(args),
     }
 }
 

@@ -2,6 +2,8 @@
 //! themselves.
 
 mod attr;
+mod choice;
+mod identity;
 mod sysfs;
 
 use std::collections::BTreeMap;
@@ -14,6 +16,8 @@ use softverbs_wire::num::Gid;
 
 pub(crate) use attr::limits;
 pub use attr::{AtomicCap, DeviceAttr, DeviceCapFlags, IbMtu, LinkLayer, PortAttr, PortState};
+pub use choice::{chosen_devices, devices_by};
+pub use identity::Identity;
 
 use crate::error::{Error, Result};
 

@@ -111,8 +111,8 @@ pub use self::comp_channel::CompChannel;
 pub use self::context::{Context, Pd};
 pub use self::cq::Cq;
 pub use self::device::{
-    AtomicCap, Device, DeviceAttr, DeviceCapFlags, IbMtu, LinkLayer, PortAttr, PortState,
-    Transport, devices,
+    AtomicCap, Device, DeviceAttr, DeviceCapFlags, IbMtu, Identity, LinkLayer, PortAttr, PortState,
+    Transport, chosen_devices, devices, devices_by,
 };
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::mr::Mr;

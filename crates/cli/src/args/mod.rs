@@ -2,6 +2,7 @@
 //! What it all means together is decided in [`crate::plan`].
 
 mod devices;
+mod dropin;
 mod fault;
 mod ping;
 mod size;
@@ -10,12 +11,13 @@ mod traffic;
 use clap::{Parser, Subcommand};
 
 pub(crate) use devices::DevicesArgs;
+pub(crate) use dropin::{ChoiceArgs, DoctorArgs, DropInTransport, EnvArgs, RunArgs, ShellArg};
 pub(crate) use fault::parse_fault;
 pub(crate) use ping::PingArgs;
 pub(crate) use size::{parse_seconds, parse_size};
 pub(crate) use traffic::{BwArgs, LatArgs, TrafficArgs, TransportArg};
 
-/// RDMA verbs in software: list devices, measure, and test reachability.
+/// RDMA verbs in software: list devices, measure, test reachability, run programs.
 ///
 /// Needs no RDMA hardware, no kernel module and no privilege: every network interface that has an
 /// address is an RDMA device here, and speaks iWARP over TCP to other machines, whether they run
@@ -36,8 +38,10 @@ Examples:
   softverbs bw --server                wait for one client on port 18515 ...
   softverbs bw read 192.0.2.7          ... and measure from another machine
   softverbs ping 192.0.2.7 -C 3 -v     ping an `rping -s`, or a `softverbs ping --server`
+  softverbs run -- ibv_devinfo         run a program that uses libibverbs or librdmacm
+  softverbs doctor ibv_devinfo         what would keep it from running
 
-Exit status: 0 success, 1 the run failed, 2 wrong usage.";
+Exit status: 0 success, 1 the run failed, 2 wrong usage; of `run`: that of the program.";
 
 /// The subcommands; what they are for is told where their options are.
 #[derive(Debug, Subcommand)]
@@ -46,4 +50,7 @@ pub(crate) enum Command {
     Bw(BwArgs),
     Lat(LatArgs),
     Ping(PingArgs),
+    Run(RunArgs),
+    Env(EnvArgs),
+    Doctor(DoctorArgs),
 }

@@ -7,7 +7,7 @@ mod ping;
 mod traffic;
 mod workload;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, DoctorArgs, EnvArgs, RunArgs};
 use crate::failure::Outcome;
 
 pub(crate) use demands::Demands;
@@ -31,6 +31,12 @@ pub(crate) enum Plan {
     Traffic(TrafficPlan),
     /// Ping.
     Ping(PingPlan),
+    /// Become another program.
+    Run(RunArgs),
+    /// Print its environment.
+    Env(EnvArgs),
+    /// Look for obstacles.
+    Doctor(DoctorArgs),
 }
 
 impl Plan {
@@ -44,6 +50,9 @@ impl Plan {
             Command::Bw(args) => TrafficPlan::bandwidth(args).map(Self::Traffic),
             Command::Lat(args) => TrafficPlan::latency(args).map(Self::Traffic),
             Command::Ping(args) => PingPlan::new(args).map(Self::Ping),
+            Command::Run(args) => Ok(Self::Run(args)),
+            Command::Env(args) => Ok(Self::Env(args)),
+            Command::Doctor(args) => Ok(Self::Doctor(args)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{Device, Transport, check_port, sysfs};
+use super::{Device, Identity, Transport, check_port, sysfs};
 use crate::error::Result;
 
 /// The limits of every device. Each can be reached.
@@ -195,6 +195,7 @@ impl Device {
     /// What this device is and can do.
     pub(crate) fn attr(&self) -> DeviceAttr {
         let guid = self.node_guid();
+        let identity = Identity::of_process();
         DeviceAttr {
             fw_ver: env!("CARGO_PKG_VERSION"),
             node_guid: guid,
@@ -202,8 +203,8 @@ impl Device {
             max_mr_size: limits::MAX_MR_SIZE,
             // Every page size from 4 KiB; regions have no alignment to keep anyway.
             page_size_cap: !0xfff,
-            vendor_id: 0,
-            vendor_part_id: 0,
+            vendor_id: identity.vendor_id(),
+            vendor_part_id: identity.vendor_part_id(),
             hw_ver: 0,
             max_qp: limits::MAX_QP,
             max_qp_wr: limits::MAX_QP_WR,

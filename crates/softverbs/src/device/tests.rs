@@ -19,7 +19,7 @@ fn interface(name: &str, index: u32, addresses: &[&str]) -> Device {
     }
 }
 
-fn some_devices() -> Vec<Device> {
+pub(super) fn some_devices() -> Vec<Device> {
     vec![
         interface("nic-a", 2, &["fe80::1", "10.0.0.1", "fd00::1", "10.0.0.2"]),
         interface("nic-b", 3, &["fe80::1", "fe80::2", "10.1.0.1"]),
