@@ -42,11 +42,9 @@ unsafe impl Send for Known {}
 
 static KNOWN: Mutex<Known> = Mutex::new(Known(Vec::new()));
 
-/// The devices of this moment. Those of RoCE come first: the first one is what programs take by default,
-/// and those that exchange addresses by themselves cannot use iWARP.
+/// The devices of this moment, of those that the environment chooses.
 pub(crate) fn present() -> Result<Vec<*mut ibv_device>> {
-    let mut devices = softverbs::devices()?;
-    devices.sort_by_key(|device| device.transport() != Transport::Roce);
+    let devices = softverbs::chosen_devices()?;
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     devices.iter().map(|device| known.find(device)).collect()
 }

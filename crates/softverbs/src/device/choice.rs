@@ -24,7 +24,8 @@ struct Choice {
 /// * `SOFTVERBS_ADDR`: addresses with commas between them; only interfaces that own one of them, in
 ///   this order.
 ///
-/// Without the variables these are all [`devices`]. It is an error if a variable cannot be
+/// Those for RoCEv2 come first: programs take the first device if they are not told better, and such
+/// as exchange addresses by themselves cannot use iWARP. It is an error if a variable cannot be
 /// understood, or if an address belongs to no interface of this machine.
 pub fn chosen_devices() -> Result<Vec<Device>> {
     let value = |name| std::env::var(name).unwrap_or_default();
@@ -64,7 +65,8 @@ impl Choice {
         })
     }
 
-    fn of(&self, devices: Vec<Device>) -> Result<Vec<Device>> {
+    fn of(&self, mut devices: Vec<Device>) -> Result<Vec<Device>> {
+        devices.sort_by_key(|device| device.transport != Transport::Roce);
         let transport = |device: &Device| self.transport.is_none_or(|t| t == device.transport);
         if self.addresses.is_empty() {
             return Ok(devices.into_iter().filter(transport).collect());
@@ -106,7 +108,15 @@ mod tests {
 
     #[test]
     fn without_a_choice_all() {
-        assert_eq!(names("", "").unwrap().len(), 6);
+        let all = [
+            "roce_nic-a",
+            "roce_nic-b",
+            "roce_lo",
+            "iw_nic-a",
+            "iw_nic-b",
+            "iw_lo",
+        ];
+        assert_eq!(names("", "").unwrap(), all);
         assert_eq!(names("", " , ").unwrap().len(), 6);
     }
 
@@ -123,7 +133,7 @@ mod tests {
             names("iwarp", "127.3.2.1, fd00::1,10.0.0.1").unwrap(),
             expected
         );
-        let expected = ["iw_nic-b", "roce_nic-b"];
+        let expected = ["roce_nic-b", "iw_nic-b"];
         assert_eq!(names("", "::ffff:10.1.0.1").unwrap(), expected);
     }
 
