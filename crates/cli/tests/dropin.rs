@@ -108,6 +108,13 @@ fn the_devices_report_whose_numbers_are_asked_for() {
 }
 
 #[test]
+fn faults_are_checked_and_passed_on() {
+    let out = run_sh("--fault rtu:first=drop,seed=7", "echo $SOFTVERBS_FAULT").ok();
+    assert_eq!(out, "rtu:first=drop,seed=7\n");
+    sv("run --fault rtu:first=lose -- true").usage("lose");
+}
+
+#[test]
 fn arguments_and_exit_status_pass_through() {
     let mut command = softverbs("run -- sh -c");
     command.args([

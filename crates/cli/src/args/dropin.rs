@@ -6,6 +6,9 @@ use std::net::IpAddr;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use softverbs::Identity;
+use softverbs::fault::Plan;
+
+use super::parse_fault;
 
 /// Run a program that uses libibverbs and librdmacm on this software
 ///
@@ -91,6 +94,11 @@ pub(crate) struct ChoiceArgs {
     /// by them
     #[arg(long = "as", value_name = "NAME", default_value = Identity::Softverbs.name(), value_parser = identity())]
     pub(crate) identity: Identity,
+
+    /// Disturb the traffic: for example `rtu:first=drop` or `packet:1%=drop,seed=7`; see
+    /// docs/faults.md
+    #[arg(long, value_name = "PLAN", value_parser = parse_fault)]
+    pub(crate) fault: Option<Plan>,
 }
 
 /// Transports that a program may see.

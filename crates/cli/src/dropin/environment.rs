@@ -43,6 +43,10 @@ impl Environment {
                 Some(addresses.join(",")).filter(|text| !text.is_empty()),
             ),
             (
+                "SOFTVERBS_FAULT",
+                choice.fault.as_ref().map(ToString::to_string),
+            ),
+            (
                 "SOFTVERBS_AS",
                 Some(identity.name().to_owned()).filter(|_| identity != Identity::Softverbs),
             ),
@@ -87,7 +91,8 @@ impl Environment {
             .collect()
     }
 
-    /// As options of Open MPI's mpirun. None of the values has spaces in it.
+    /// As options of Open MPI's mpirun. None of the values has spaces in it, unless a
+    /// log file of a fault plan has.
     pub(crate) fn mpirun(&self) -> String {
         let options: Vec<String> = self
             .variables
