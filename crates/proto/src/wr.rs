@@ -4,8 +4,9 @@ use bitflags::bitflags;
 use smallvec::SmallVec;
 use softverbs_wire::num::{Lkey, Rkey};
 
-/// A piece of local registered memory.
+/// A piece of local registered memory, laid out as `struct ibv_sge`: a list of C's is a list of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// Virtual address of the first octet.
     pub addr: u64,

@@ -46,4 +46,10 @@ impl CompChannel {
     pub(crate) fn notify(&self, cq: Weak<CqInner>) {
         self.events.push(cq);
     }
+
+    /// Takes back the events of a queue; how many there were.
+    pub(crate) fn forget(&self, cq: &CqInner) -> u64 {
+        let of_queue = |event: &Weak<CqInner>| std::ptr::eq(event.as_ptr(), cq);
+        self.events.remove_if(of_queue).len() as u64
+    }
 }

@@ -56,8 +56,8 @@ pub(crate) struct CqInner {
     cq_context: u64,
     channel: Option<CompChannel>,
     queue: Mutex<Queue>,
-    /// Events delivered and not yet acknowledged, for those who must wait for it.
-    unacked: AtomicU64,
+    /// Completion events that are not acknowledged yet.
+    comp_events: EventCounter,
     /// Those over iWARP.
     qps: RwLock<Vec<Weak<QpInner>>>,
     /// The port of those over RoCE, once there was one.
@@ -89,7 +89,7 @@ impl Cq {
             cq_context,
             channel: channel.cloned(),
             queue: Mutex::default(),
-            unacked: AtomicU64::new(0),
+            comp_events: EventCounter::new(),
             qps: RwLock::default(),
             port: OnceLock::new(),
             epoch: AtomicU64::new(0),
@@ -192,17 +192,25 @@ impl Cq {
 
     /// Acknowledges `n` events that [`CompChannel::get_event`] returned for this queue.
     pub fn ack_events(&self, n: u32) {
-        let _ = self
-            .inner
-            .unacked
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |unacked| {
-                Some(unacked.saturating_sub(n.into()))
-            });
+        self.inner.comp_events.ack(n.into());
     }
 
     /// Events put on the channel and not yet acknowledged.
     pub fn unacked_events(&self) -> u64 {
-        self.inner.unacked.load(Ordering::Acquire)
+        self.inner.comp_events.outstanding()
+    }
+
+    /// Takes back the events of this queue that nobody has fetched, completion events and asynchronous
+    /// ones, and waits until those that were fetched are acknowledged: what C programs expect of
+    /// destroying it, so that an event never names a queue that has gone.
+    pub fn settle_events(&self) {
+        let cq = &*self.inner;
+        if let Some(channel) = &cq.channel {
+            cq.comp_events.ack(channel.forget(cq));
+        }
+        cq.context.async_events.forget(AsyncElement::Cq(cq.id));
+        cq.comp_events.wait_acked();
+        cq.counter.wait_acked();
     }
 }
 
@@ -284,7 +292,7 @@ impl CqInner {
         if notify {
             queue.armed = Armed::No;
             if let Some(channel) = &self.channel {
-                self.unacked.fetch_add(1, Ordering::AcqRel);
+                self.comp_events.raise();
                 channel.notify(self.me.clone());
             }
         }

@@ -159,6 +159,13 @@ impl Srq {
         self.inner.counter.outstanding()
     }
 
+    /// Takes back its events that nobody has fetched, and waits until those that were fetched are
+    /// acknowledged.
+    pub fn settle_events(&self) {
+        self.inner.events.forget(AsyncElement::Srq(self.inner.id));
+        self.inner.counter.wait_acked();
+    }
+
     /// Whether both handles are of the same queue.
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)

@@ -14,6 +14,7 @@ common::over_both! {
     solicited_only,
     no_wake_up_is_lost,
     two_queues_on_one_channel_count_for_themselves,
+    settling_waits_for_what_was_fetched_and_takes_back_the_rest,
 }
 
 /// A server end whose receives complete in a queue with a channel.
@@ -199,4 +200,35 @@ fn two_queues_on_one_channel_count_for_themselves(transport: Transport) {
     cq.ack_events(1);
     // A queue without a channel may be armed, to no effect.
     server.cq.req_notify(false).unwrap();
+}
+
+fn settling_waits_for_what_was_fetched_and_takes_back_the_rest(transport: Transport) {
+    let (client, server, channel, cq, qp) = with_channel(&Setup::over(transport));
+    let sges = [server.mr.sge(0, 64)];
+    for wr_id in 0..2 {
+        let receive = RecvWr { wr_id, sges: &sges };
+        qp.post_recv(&receive).unwrap();
+        cq.req_notify(false).unwrap();
+        client.send_inline(0, b"x", SendFlags::empty());
+        assert!(readable(&channel, PATIENCE));
+        if wr_id == 0 {
+            channel.get_event(Some(PATIENCE)).unwrap().unwrap();
+        }
+    }
+    assert_eq!(cq.unacked_events(), 2);
+    let settled = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            cq.settle_events();
+            settled.store(true, Ordering::SeqCst);
+        });
+        while cq.unacked_events() > 1 {
+            std::thread::yield_now();
+        }
+        assert!(!readable(&channel, Duration::ZERO), "taken back");
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!settled.load(Ordering::SeqCst), "one was fetched");
+        cq.ack_events(1);
+    });
+    assert!(settled.load(Ordering::SeqCst));
 }

@@ -24,6 +24,7 @@ macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty), $format:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+        #[repr(transparent)]
         pub struct $name($inner);
 
         impl $name {

@@ -315,6 +315,17 @@ impl Qp {
         self.inner().state()
     }
 
+    /// Lets go of this handle, with the last one of the queue pair; then takes back its
+    /// asynchronous events that nobody has fetched, and waits until those that were fetched are
+    /// acknowledged.
+    pub fn destroy(self) {
+        let inner = self.inner().clone();
+        drop(self);
+        let events = &inner.pd.context().inner().async_events;
+        events.forget(AsyncElement::Qp(inner.qp_num));
+        inner.counter.wait_acked();
+    }
+
     /// Whether both are handles of one queue pair.
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.inner(), other.inner())
