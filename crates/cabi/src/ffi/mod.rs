@@ -1,11 +1,13 @@
-//! What every entry point needs: nothing unwinds into C, errors become `errno` in one place, and
-//! pointers from C become references in small functions.
+//! What every entry point needs: nothing unwinds into C, errors become `errno` in one place, pointers
+//! from C become references in small functions, and objects know who uses them.
 
 mod guard;
 mod handle;
 mod ptr;
+mod users;
 
 pub(crate) use self::guard::{Fault, Result, errno, minus_one, null, or, set_errno};
 pub(crate) use self::handle::{Object, c_object, create, destroy, object};
 #[allow(unused_imports, reason = "for entry points to come")]
 pub(crate) use self::ptr::{c_str, c_string_into, in_ref, out_mut, slice};
+pub(crate) use self::users::{Use, Users};

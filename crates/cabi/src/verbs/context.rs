@@ -1,26 +1,85 @@
 //! Opened devices.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use softverbs::Context;
+use softverbs::{AsyncElement, Context, Qpn};
 
+use super::cq::{modify_cq, poll_cq, req_notify_cq};
+use super::cq_ex::create_cq_ex;
+use super::pd::{alloc_parent_domain, alloc_td, dealloc_td, query_rt_values};
+use super::post::{post_recv, post_send};
+use super::qp::create_qp_ex;
 use super::query::{query_device_ex, query_port};
+use super::srq::{create_srq_ex, post_srq_recv};
 use crate::abi::*;
 use crate::ffi::{self, Result, c_object, object};
+
+/// Completion vectors: `comp_vector` of a queue is below.
+pub(super) const COMP_VECTORS: u32 = 1;
 
 /// What we keep of an opened device.
 pub(crate) struct ContextState {
     context: Context,
+    /// What C knows by their numbers the objects that events may name.
+    elements: Mutex<HashMap<AsyncElement, Element>>,
 }
+
+/// What an asynchronous event can happen to, as C knows it.
+#[derive(Clone, Copy)]
+pub(super) enum Element {
+    Cq(*mut ibv_cq),
+    Qp(*mut ibv_qp),
+    Srq(*mut ibv_srq),
+}
+
+// SAFETY: the pointers are handed out, and used only for objects that are known not to be destroyed.
+unsafe impl Send for Element {}
 
 c_object!(verbs_context, verbs_context => ContextState);
 
 impl ContextState {
     pub(crate) fn context(&self) -> &Context {
         &self.context
+    }
+
+    fn elements(&self) -> MutexGuard<'_, HashMap<AsyncElement, Element>> {
+        self.elements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn find(&self, element: AsyncElement) -> Option<Element> {
+        self.elements().get(&element).copied()
+    }
+
+    pub(super) fn remember_cq(&self, id: u64, cq: *mut ibv_cq) {
+        self.elements()
+            .insert(AsyncElement::Cq(id), Element::Cq(cq));
+    }
+
+    pub(super) fn forget_cq(&self, id: u64) {
+        self.elements().remove(&AsyncElement::Cq(id));
+    }
+
+    pub(super) fn remember_qp(&self, number: Qpn, qp: *mut ibv_qp) {
+        self.elements()
+            .insert(AsyncElement::Qp(number), Element::Qp(qp));
+    }
+
+    pub(super) fn forget_qp(&self, number: Qpn) {
+        self.elements().remove(&AsyncElement::Qp(number));
+    }
+
+    pub(super) fn remember_srq(&self, id: u64, srq: *mut ibv_srq) {
+        self.elements()
+            .insert(AsyncElement::Srq(id), Element::Srq(srq));
+    }
+
+    pub(super) fn forget_srq(&self, id: u64) {
+        self.elements().remove(&AsyncElement::Srq(id));
     }
 }
 
@@ -55,14 +114,15 @@ pub(crate) fn c_context(context: Context) -> Result<*mut ibv_context> {
                 ops: context_ops(),
                 cmd_fd: -1,
                 async_fd: context.async_fd().as_raw_fd(),
-                num_comp_vectors: 1,
+                num_comp_vectors: COMP_VECTORS.cast_signed(),
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,
                 // __VERBS_ABI_IS_EXTENDED
                 abi_compat: ptr::without_provenance_mut(usize::MAX),
             },
             ..extended_ops()
         };
-        Ok((c, ContextState { context }))
+        let elements = Mutex::default();
+        Ok((c, ContextState { context, elements }))
     })?;
     Ok(whole
         .wrapping_byte_add(mem::offset_of!(verbs_context, context))
@@ -102,8 +162,8 @@ const fn context_ops() -> ibv_context_ops {
         bind_mw: None,
         dealloc_mw: None,
         _compat_create_cq: unused,
-        poll_cq: None,
-        req_notify_cq: None,
+        poll_cq: Some(poll_cq),
+        req_notify_cq: Some(req_notify_cq),
         _compat_cq_event: unused,
         _compat_resize_cq: unused,
         _compat_destroy_cq: unused,
@@ -111,13 +171,13 @@ const fn context_ops() -> ibv_context_ops {
         _compat_modify_srq: unused,
         _compat_query_srq: unused,
         _compat_destroy_srq: unused,
-        post_srq_recv: None,
+        post_srq_recv: Some(post_srq_recv),
         _compat_create_qp: unused,
         _compat_query_qp: unused,
         _compat_modify_qp: unused,
         _compat_destroy_qp: unused,
-        post_send: None,
-        post_recv: None,
+        post_send: Some(post_send),
+        post_recv: Some(post_recv),
         _compat_create_ah: unused,
         _compat_destroy_ah: unused,
         _compat_attach_mcast: unused,
@@ -150,18 +210,18 @@ fn extended_ops() -> verbs_context {
         destroy_flow_action: None,
         create_flow_action_esp: None,
         modify_qp_rate_limit: None,
-        alloc_parent_domain: None,
-        dealloc_td: None,
-        alloc_td: None,
-        modify_cq: None,
+        alloc_parent_domain: Some(alloc_parent_domain),
+        dealloc_td: Some(dealloc_td),
+        alloc_td: Some(alloc_td),
+        modify_cq: Some(modify_cq),
         post_srq_ops: None,
         destroy_rwq_ind_table: None,
         create_rwq_ind_table: None,
         destroy_wq: None,
         modify_wq: None,
         create_wq: None,
-        query_rt_values: None,
-        create_cq_ex: None,
+        query_rt_values: Some(query_rt_values),
+        create_cq_ex: Some(create_cq_ex),
         r#priv: unused,
         query_device_ex: Some(query_device_ex),
         ibv_destroy_flow: None,
@@ -169,9 +229,9 @@ fn extended_ops() -> verbs_context {
         ibv_create_flow: None,
         ABI_placeholder1: unused,
         open_qp: None,
-        create_qp_ex: None,
+        create_qp_ex: Some(create_qp_ex),
         get_srq_num: None,
-        create_srq_ex: None,
+        create_srq_ex: Some(create_srq_ex),
         open_xrcd: None,
         close_xrcd: None,
         _ABI_placeholder3: 0,

@@ -132,8 +132,13 @@ impl QpInner {
         self.flush_receives(core);
     }
 
-    /// The last handle is gone.
+    /// The last handle is gone, or the application has said so.
     pub(super) fn destroy(&self) {
+        // Not a flag: a second caller too may return only when it is done.
+        self.destroyed.call_once(|| self.destroy_once());
+    }
+
+    fn destroy_once(&self) {
         registry::remove(self);
         let mut core = self.lock();
         match &mut core.side {

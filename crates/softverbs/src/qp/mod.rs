@@ -12,7 +12,7 @@ pub(crate) mod registry;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
 use softverbs_proto::fault::Misuse;
 use softverbs_proto::iwarp::stream::{Stream, StreamConfig};
@@ -140,6 +140,7 @@ pub(crate) struct QpInner {
     cap: QpCap,
     sq_sig_all: bool,
     counter: Arc<EventCounter>,
+    destroyed: Once,
     core: Mutex<Core>,
     /// A copy of `Core::state` for those who do not hold the lock.
     state: AtomicU32,
@@ -267,6 +268,7 @@ impl Qp {
             cap,
             sq_sig_all: attr.sq_sig_all,
             counter: Arc::default(),
+            destroyed: Once::new(),
             core: Mutex::new(Core {
                 state: QpState::Reset,
                 side,
@@ -315,14 +317,13 @@ impl Qp {
         self.inner().state()
     }
 
-    /// Lets go of this handle, with the last one of the queue pair; then takes back its
-    /// asynchronous events that nobody has fetched, and waits until those that were fetched are
-    /// acknowledged.
-    pub fn destroy(self) {
-        let inner = self.inner().clone();
-        drop(self);
-        let events = &inner.pd.context().inner().async_events;
-        events.forget(AsyncElement::Qp(inner.qp_num));
+    /// Destroys the queue pair, whatever other handles there are: nothing is received or sent any
+    /// more, and its completions are forgotten. Then takes back its asynchronous events that
+    /// nobody has fetched, and waits until those that were fetched are acknowledged. Doing it
+    /// again is no error.
+    pub fn destroy(&self) {
+        let inner = self.inner();
+        inner.destroy();
         inner.counter.wait_acked();
     }
 
