@@ -15,7 +15,7 @@ use softverbs_proto::roce::queue_pair::{
     PacketMeta as ProtoMeta, QpConfig, QpEvent, QpFailure, QueuePair, RecvCompletion, UdDestination,
 };
 use softverbs_proto::time::Time;
-use softverbs_proto::wr::SendRequest;
+use softverbs_proto::wr::{SendRequest, WcStatus};
 use softverbs_wire::ib::{Grh, GrhArea, Ipv4Header, Packet};
 use softverbs_wire::num::{PathMtu, Qkey};
 
@@ -375,6 +375,7 @@ impl QpInner {
 
     /// Hands out events and completions of a queue pair over RoCE.
     pub(crate) fn settle_packets(&self, core: &mut MutexGuard<'_, Core>) {
+        let mut unanswered = None;
         while let Some(event) = core.roce().and_then(|roce| roce.queue_pair.poll_event()) {
             let connection = core.roce().and_then(|roce| roce.connection);
             match event {
@@ -396,7 +397,11 @@ impl QpInner {
                         && connection.owned
                         && core.roce().map(|roce| roce.queue_pair.state()) == Some(QpState::Err)
                     {
-                        connection.manager.note_failed(connection.id);
+                        if matches!(cause, QpFailure::SendQueue(WcStatus::RetryExcErr)) {
+                            unanswered = Some(connection);
+                        } else {
+                            connection.manager.note_failed(connection.id);
+                        }
                     }
                 }
                 QpEvent::LastWqeReached => {
@@ -415,6 +420,9 @@ impl QpInner {
             if state == QpState::Err {
                 self.flush_receives(core);
             }
+        }
+        if let Some(connection) = unanswered {
+            connection.manager.note_unanswered(connection.id);
         }
         if state == QpState::Rts
             && (self.send_cq.has_overrun() || self.recv_cq.has_overrun())

@@ -12,9 +12,19 @@ pub struct Faults(MutexGuard<'static, ()>);
 
 impl Faults {
     pub fn install(spec: &str) -> Self {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = Self::none();
+        faults.now(spec);
+        faults
+    }
+
+    /// No faults so far, and none of other tests.
+    pub fn none() -> Self {
+        Self(ONE.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// These from now on.
+    pub fn now(&self, spec: &str) {
         fault::install(&Plan::parse(spec).unwrap_or_else(|error| panic!("{error}"))).unwrap();
-        Self(one)
     }
 
     pub fn report(&self) -> Report {

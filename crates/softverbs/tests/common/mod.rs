@@ -8,6 +8,7 @@
     reason = "each test file uses its part"
 )]
 
+pub mod child;
 pub mod faults;
 
 use std::net::SocketAddr;

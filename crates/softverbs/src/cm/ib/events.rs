@@ -324,7 +324,7 @@ impl IdShared {
         }
     }
 
-    fn on_ib_disconnected(&self, status: i32) {
+    pub(super) fn on_ib_disconnected(&self, status: i32) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Establishing(_) | Phase::Established) {
             state.phase = Phase::Disconnected;

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::cm::config::Config;
 use softverbs_proto::cm::endpoint::Endpoint;
-use softverbs_proto::cm::event::{CmEvent, QpEvent, Transmit};
+use softverbs_proto::cm::event::{CmEvent, CmStatus, QpEvent, Transmit};
 use softverbs_proto::cm::ids::IdSpace;
 use softverbs_proto::cm::params::{ConnectionId, Listen, ListenToken, PathAddress};
 use softverbs_proto::fault::Misuse;
@@ -83,6 +83,8 @@ enum Note {
     CommEst,
     /// It is in the error state, and nobody asked for that.
     Failed,
+    /// The same, because the peer has not answered as often as was agreed.
+    Unanswered,
 }
 
 /// What the pump does next.
@@ -146,6 +148,12 @@ impl Manager {
     /// A queue pair went to the error state by itself. Called under its lock.
     pub(crate) fn note_failed(&self, id: ConnectionId) {
         self.note(id, Note::Failed);
+    }
+
+    /// The peer has stopped to answer, so that a queue pair gave up. Called under its lock, when
+    /// its completions have been handed out.
+    pub(crate) fn note_unanswered(&self, id: ConnectionId) {
+        self.note(id, Note::Unanswered);
     }
 
     fn note(&self, id: ConnectionId, note: Note) {
@@ -246,13 +254,24 @@ impl Manager {
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         let now = self.engine.now();
         let mut inner = self.lock();
+        let mut unanswered = Vec::new();
         for (id, note) in notes {
             // The connection may have gone.
             let _ = match note {
                 Note::CommEst => inner.endpoint.on_qp_event(now, id, QpEvent::CommEst),
                 // Told to the peer, whose answer is the end that the application hears of.
                 Note::Failed => inner.endpoint.disconnect(now, id),
+                // The application has waited as long as it wanted to: it does not wait for the
+                // answer to this, too, which would take a minute not to come.
+                Note::Unanswered => {
+                    unanswered.extend(inner.ids.get(&id).and_then(Weak::upgrade));
+                    inner.endpoint.disconnect(now, id)
+                }
             };
+        }
+        drop(inner);
+        for shared in unanswered {
+            shared.on_ib_disconnected(CmStatus::TimedOut.errno());
         }
     }
 
