@@ -187,6 +187,9 @@ pub enum LocalFault {
     /// It named memory that it may not touch.
     #[error(transparent)]
     Protection(#[from] MemoryFault),
+    /// It was to bind a memory window that cannot be bound so.
+    #[error("memory window: {0}")]
+    Bind(MemoryFault),
     /// It asked for what this connection turned out not to offer, after it was posted.
     #[error("operation not supported on this connection")]
     NotSupported,
@@ -197,6 +200,7 @@ impl LocalFault {
     pub const fn wc_status(self) -> WcStatus {
         match self {
             Self::Protection(_) => WcStatus::LocProtErr,
+            Self::Bind(_) => WcStatus::MwBindErr,
             Self::NotSupported => WcStatus::LocQpOpErr,
         }
     }
@@ -396,6 +400,7 @@ mod tests {
                 LocalFault::Protection(fault).wc_status(),
                 WcStatus::LocProtErr
             );
+            assert_eq!(LocalFault::Bind(fault).wc_status(), WcStatus::MwBindErr);
         }
         assert_eq!(LocalFault::NotSupported.wc_status(), WcStatus::LocQpOpErr);
     }

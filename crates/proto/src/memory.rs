@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use softverbs_wire::num::{Lkey, Rkey};
 
-use crate::wr::{RecvRequest, Sge};
+use crate::wr::{BindMw, RecvRequest, Sge};
 
 bitflags! {
     /// Access rights of a memory region; the values are those of `enum ibv_access_flags`.
@@ -69,6 +69,12 @@ pub trait Memory {
 
     /// Makes a key invalid.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryFault>;
+
+    /// Binds a memory window. Not all have them.
+    fn bind(&mut self, bind: &BindMw) -> Result<(), MemoryFault> {
+        let _ = bind;
+        Err(MemoryFault::InvalidKey)
+    }
 
     /// Copies out of registered memory.
     fn read(&self, key: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryFault>;

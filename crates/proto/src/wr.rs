@@ -4,6 +4,8 @@ use bitflags::bitflags;
 use smallvec::SmallVec;
 use softverbs_wire::num::{Lkey, Rkey};
 
+use crate::memory::Access;
+
 /// A piece of local registered memory, laid out as `struct ibv_sge`: a list of C's is a list of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -89,6 +91,25 @@ pub enum SendOp {
     },
     /// Make one of our own keys invalid, in the order of the queue.
     LocalInvalidate(Rkey),
+    /// Bind a memory window of ours, in the order of the queue.
+    BindMw(BindMw),
+}
+
+/// A memory window and what it is to show (`struct ibv_mw_bind_info`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindMw {
+    /// Any key that the window has had: all but its lowest octet stays.
+    pub window: Rkey,
+    /// The key that it gets: the same but for the lowest octet.
+    pub rkey: Rkey,
+    /// The memory region to which it is a window. `None` unbinds.
+    pub region: Option<Lkey>,
+    /// First address, as the region has it.
+    pub addr: u64,
+    /// Octets. 0 unbinds.
+    pub length: u64,
+    /// What peers may do. With `ZERO_BASED` they count from the start of the window.
+    pub access: Access,
 }
 
 /// Where the payload of a send work request comes from (or goes to, for reads and atomics).

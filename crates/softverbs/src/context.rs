@@ -1,5 +1,6 @@
 //! An opened device, and protection domains.
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -171,6 +172,11 @@ impl Pd {
         self.inner.id
     }
 
+    /// What keeps it from going away.
+    pub(crate) fn parent(&self) -> Arc<dyn Any + Send + Sync> {
+        self.inner.clone()
+    }
+
     /// The device that it belongs to.
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -211,6 +217,24 @@ impl Pd {
                 access,
             )
         }
+    }
+
+    /// As [`reg_mr`](Self::reg_mr), with an address of the caller's choice that stands for `addr`
+    /// in work requests and for peers (`ibv_reg_mr_iova`).
+    ///
+    /// # Safety
+    /// As for `reg_mr`.
+    pub unsafe fn reg_mr_iova(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr> {
+        let regions = &self.context().inner().regions;
+        let parent = self.inner.clone();
+        // SAFETY: the caller keeps the contract above, which is the callee's.
+        unsafe { Mr::register_raw_iova(regions, self.inner.id, parent, addr, len, iova, access) }
     }
 
     /// A shared receive queue.

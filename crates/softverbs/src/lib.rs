@@ -100,6 +100,7 @@ mod mr;
     reason = "registered memory: see the SAFETY arguments there"
 )]
 mod mr_table;
+mod mw;
 mod qp;
 mod recv_queue;
 mod roce;
@@ -115,7 +116,9 @@ pub use self::device::{
     Transport, chosen_devices, devices, devices_by,
 };
 pub use self::error::{Error, ErrorKind, Result};
-pub use self::mr::Mr;
+pub use self::mr::{Mr, Rereg};
+pub use self::mr_table::MwType;
+pub use self::mw::{Mw, MwBindInfo, inc_rkey};
 pub use self::qp::{Qp, QpAttr, QpCap, QpInitAttr};
 pub use self::roce::port::{RoceStatus, roce_status};
 pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};
@@ -123,5 +126,5 @@ pub use self::srq::{Srq, SrqAttr, SrqInitAttr};
 pub use self::wr::{RecvWr, SendData, SendWr, UdAddress, Wc};
 pub use softverbs_proto::memory::Access;
 pub use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
-pub use softverbs_proto::wr::{SendFlags, SendOp, Sge, WcOpcode, WcStatus};
+pub use softverbs_proto::wr::{BindMw, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 pub use softverbs_wire::num::{Gid, Lkey, Qpn, Rkey};

@@ -3,12 +3,13 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use softverbs_proto::memory::{Access, MemoryFault};
 use softverbs_proto::wr::Sge;
 use softverbs_wire::num::{Lkey, Rkey};
 
+use crate::context::Pd;
 use crate::error::{Error, Result};
 use crate::mr_table::{MrTable, Region};
 
@@ -22,19 +23,36 @@ pub struct Mr {
 struct Inner {
     table: Arc<MrTable>,
     key: u32,
-    region: Region,
-    deregistered: Once,
-    /// The memory, if it is our own. Released after `Inner::drop` has deregistered it.
-    memory: Option<Allocation>,
-    /// The protection domain, and with it all that must not go away before.
-    _parent: Arc<dyn Any + Send + Sync>,
+    /// Whether it is deregistered. Held by who deregisters or changes it.
+    ended: Mutex<bool>,
+    now: RwLock<Now>,
 }
 
-// SAFETY: the pointer in `region` is only handed out or compared; the memory behind it is reached
+/// What a region is now. Released after `Inner::drop` has deregistered it.
+struct Now {
+    region: Region,
+    /// The memory, if it is our own.
+    memory: Option<Allocation>,
+    /// The protection domain, and with it all that must not go away before.
+    parent: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the pointers are only handed out, compared or released; the memory behind them is reached
 // through the table, which any thread may do.
-unsafe impl Send for Inner {}
-// SAFETY: as above; nothing behind `&Inner` changes but by atomic operations and `Once`.
-unsafe impl Sync for Inner {}
+unsafe impl Send for Now {}
+// SAFETY: as above; nothing behind `&Now` changes.
+unsafe impl Sync for Now {}
+
+/// What [`Mr::rereg`] changes (`ibv_rereg_mr`); what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rereg<'a> {
+    /// Other memory: first octet and length (`IBV_REREG_MR_CHANGE_TRANSLATION`).
+    pub translation: Option<(*mut u8, usize)>,
+    /// Another protection domain of the same device (`IBV_REREG_MR_CHANGE_PD`).
+    pub pd: Option<&'a Pd>,
+    /// Other rights (`IBV_REREG_MR_CHANGE_ACCESS`).
+    pub access: Option<Access>,
+}
 
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -45,7 +63,7 @@ impl fmt::Debug for Mr {
             access,
             pd,
             ..
-        } = &self.inner.region;
+        } = &self.region();
         f.debug_struct("Mr")
             .field("addr", base)
             .field("len", len)
@@ -134,29 +152,37 @@ impl Mr {
         memory: Option<Allocation>,
         parent: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        let table = table.clone();
-        let deregistered = Once::new();
         let inner = Inner {
-            table,
+            table: table.clone(),
             key,
-            region,
-            deregistered,
-            memory,
-            _parent: parent,
+            ended: Mutex::new(false),
+            now: RwLock::new(Now {
+                region,
+                memory,
+                parent,
+            }),
         };
         Self {
             inner: Arc::new(inner),
         }
     }
 
+    fn region(&self) -> Region {
+        self.inner.now().region
+    }
+
+    pub(crate) fn pd_id(&self) -> u32 {
+        self.region().pd
+    }
+
     /// Its first address, as work requests and peers name it.
     pub fn addr(&self) -> u64 {
-        self.inner.region.iova
+        self.region().iova
     }
 
     /// Octets.
     pub fn len(&self) -> usize {
-        self.inner.region.len
+        self.region().len
     }
 
     /// Whether it has no octets.
@@ -167,12 +193,12 @@ impl Mr {
     /// Where its memory is. Peers and completions of work requests may change it at any time, so
     /// references to it are not allowed while they may.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.inner.region.base
+        self.region().base
     }
 
     /// What it may be used for.
     pub fn access(&self) -> Access {
-        self.inner.region.access
+        self.region().access
     }
 
     /// The key for one's own work requests.
@@ -209,7 +235,7 @@ impl Mr {
     /// Copies `data` into the region, from `offset` on. Memory of the caller's must have been
     /// registered for writing.
     pub fn copy_in(&self, offset: usize, data: &[u8]) -> Result<()> {
-        let need = match self.inner.memory {
+        let need = match self.inner.now().memory {
             Some(_) => Access::empty(),
             None => Access::LOCAL_WRITE,
         };
@@ -219,7 +245,7 @@ impl Mr {
             .table
             .pin(self.inner.key)
             .ok_or(MemoryFault::InvalidKey)?;
-        Ok(pin.copy_in(addr, data, need, self.inner.region.pd)?)
+        Ok(pin.copy_in(addr, data, need, self.pd_id())?)
     }
 
     /// Fills `out` from the region, from `offset` on.
@@ -230,14 +256,64 @@ impl Mr {
             .table
             .pin(self.inner.key)
             .ok_or(MemoryFault::InvalidKey)?;
-        Ok(pin.copy_out(addr, out, self.inner.region.pd)?)
+        Ok(pin.copy_out(addr, out, self.pd_id())?)
     }
 
     /// Deregisters the region, whatever other handles there are: its key is then invalid, and
     /// nothing uses its memory any more. Waits for accesses in progress. Doing it again is no
-    /// error.
+    /// error. EBUSY if a memory window is bound to it; dropping the last handle unbinds those.
     pub fn dereg(&self) -> Result<()> {
-        self.inner.dereg();
+        let mut ended = self.inner.lock_end();
+        if !*ended {
+            self.inner.table.try_dereg(self.inner.key)?;
+            *ended = true;
+        }
+        Ok(())
+    }
+
+    /// Changes what the region is; its keys stay. Returns when nothing uses the memory of before
+    /// any more, which is the application's again then, or released if it was the region's own.
+    /// Work requests and peers that use the region meanwhile may fail.
+    ///
+    /// EBUSY if a memory window is bound to it; EINVAL as for registering, for a protection
+    /// domain of another device, and if it was deregistered. Nothing is changed then.
+    ///
+    /// # Safety
+    /// Memory of the application that is new has to satisfy the contract of
+    /// [`Pd::reg_mr`](crate::Pd::reg_mr); so has memory of before that gets a right to write.
+    pub unsafe fn rereg(&self, change: &Rereg<'_>) -> Result<()> {
+        let ended = self.inner.lock_end();
+        if *ended {
+            return Err(Error::invalid("mr", "was deregistered"));
+        }
+        let mut region = self.region();
+        if let Some(pd) = change.pd {
+            if !Arc::ptr_eq(&pd.context().inner().regions, &self.inner.table) {
+                return Err(Error::invalid("pd", "belongs to another device"));
+            }
+            region.pd = pd.id();
+        }
+        let before = region.access;
+        region.access = change.access.unwrap_or(before);
+        if let Some((base, len)) = change.translation {
+            (region.base, region.len) = (base, len);
+        }
+        let zero_based = |access: Access| access.contains(Access::ZERO_BASED);
+        if change.translation.is_some() || zero_based(before) != zero_based(region.access) {
+            region.iova = iova(region.base, region.access);
+        }
+        // SAFETY: the memory is the same, or the caller's promise is the table's.
+        unsafe { self.inner.table.rereg(self.inner.key, &region) }?;
+        let mut now = self.inner.now_mut();
+        now.region = region;
+        if change.translation.is_some() {
+            now.memory = None;
+        }
+        if let Some(pd) = change.pd {
+            now.parent = pd.parent();
+        }
+        drop(now);
+        drop(ended);
         Ok(())
     }
 
@@ -257,18 +333,26 @@ impl Mr {
 }
 
 impl Inner {
-    fn dereg(&self) {
-        // Not a flag: a second caller too may return only when the region is gone.
-        self.deregistered.call_once(|| {
-            let result = self.table.dereg(self.key);
-            debug_assert!(result.is_ok(), "deregistered behind our back");
-        });
+    fn now(&self) -> RwLockReadGuard<'_, Now> {
+        self.now.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_mut(&self) -> RwLockWriteGuard<'_, Now> {
+        self.now.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A second caller too may return only when the region is gone.
+    fn lock_end(&self) -> MutexGuard<'_, bool> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.dereg();
+        if !*self.lock_end() {
+            let result = self.table.dereg(self.key);
+            debug_assert!(result.is_ok(), "deregistered behind our back");
+        }
     }
 }
 

@@ -11,10 +11,13 @@
 //! 4096 nonces, and freed slots rest in a queue of at least [`REST`] before they are used again, so
 //! that a key comes back after millions of registrations at the earliest.
 //!
+//! Memory windows have slots and keys, too; how those are found is told in `window`.
+//!
 //! How a region stays while it is being used, and goes when it is not, is told in `slot`.
 
 mod key;
 mod slot;
+mod window;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,6 +30,8 @@ use softverbs_wire::num::{Lkey, Rkey};
 use self::key::Cipher;
 pub(crate) use self::slot::Pin;
 use self::slot::Slot;
+pub use self::window::MwType;
+use self::window::Windows;
 use crate::device::limits::MAX_MR;
 use crate::error::{Error, Result};
 
@@ -53,6 +58,21 @@ const _: () = assert!(
 /// Access flags that a provider may ignore (`IBV_ACCESS_OPTIONAL_RANGE`), such as relaxed ordering.
 const OPTIONAL_ACCESS: u32 = ((1 << 30) - 1) & !((1 << 20) - 1);
 
+/// On whose behalf memory is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Domain {
+    /// Number of the protection domain.
+    pub(crate) pd: u32,
+    /// Number of the queue pair, 0 if it is none: windows of type 2 are for one of them.
+    pub(crate) qp: u32,
+}
+
+impl From<u32> for Domain {
+    fn from(pd: u32) -> Self {
+        Self { pd, qp: 0 }
+    }
+}
+
 /// All memory regions of one context.
 pub(crate) struct MrTable {
     cipher: Cipher,
@@ -63,6 +83,7 @@ pub(crate) struct MrTable {
     /// the slot.
     hints: [AtomicU32; HINTS],
     slots: Mutex<Slots>,
+    windows: Windows,
 }
 
 /// Which slots are in use.
@@ -113,6 +134,7 @@ impl MrTable {
                 fresh: 0,
                 free: VecDeque::new(),
             }),
+            windows: Windows::default(),
         })
     }
 
@@ -132,6 +154,26 @@ impl MrTable {
     pub(crate) unsafe fn register(&self, region: &Region) -> Result<u32> {
         check_region(region)?;
         let mut slots = self.lock();
+        let index = self.take_index(&mut slots)?;
+        let slot = self.slot_or_new(index);
+        let key = loop {
+            match self
+                .cipher
+                .encrypt(index << NONCE_BITS | slot.next_nonce() & NONCE_MASK)
+            {
+                // Zero is no key, so that it can mean "none".
+                0 => (),
+                key if self.windows.have(key) => (),
+                key => break key,
+            }
+        };
+        slot.publish(key, region);
+        self.hint(key).store(index, Ordering::Relaxed);
+        Ok(key)
+    }
+
+    /// A slot to be used.
+    fn take_index(&self, slots: &mut Slots) -> Result<u32> {
         let rested = slots.free.len() > REST || slots.fresh == MAX_MR;
         let index = if rested {
             slots.free.pop_front()
@@ -147,38 +189,75 @@ impl MrTable {
         if index == slots.fresh {
             slots.fresh += 1;
         }
-        let slot = self.slot_or_new(index);
-        let key = loop {
-            match self
-                .cipher
-                .encrypt(index << NONCE_BITS | slot.next_nonce() & NONCE_MASK)
-            {
-                // Zero is no key, so that it can mean "none".
-                0 => (),
-                key => break key,
-            }
-        };
-        slot.publish(key, region);
-        self.hint(key).store(index, Ordering::Relaxed);
-        Ok(key)
+        Ok(index)
     }
 
-    /// Ends a registration. Returns when nothing uses the memory any more and nothing will.
+    /// Lets the key of a region stand for other memory, or gives it other rights; returns when
+    /// nothing uses the memory of before any more. Nothing is changed on an error.
+    ///
+    /// # Safety
+    /// As for `register`, from now on for the new memory.
+    pub(crate) unsafe fn rereg(&self, key: u32, region: &Region) -> Result<()> {
+        check_region(region)?;
+        let slot = self.end(key)?;
+        slot.drain();
+        slot.publish(key, region);
+        Ok(())
+    }
+
+    /// Nothing begins to use a region any more, unless a window is bound to it.
+    fn end(&self, key: u32) -> Result<&Slot> {
+        // Nobody binds a window to it meanwhile.
+        let windows = self.windows.write();
+        if windows.values().any(|window| window.shows(key)) {
+            return Err(Error::Busy {
+                what: "memory region: a window is bound to it",
+            });
+        }
+        self.find_region(key)
+            .map(|(_, slot)| slot)
+            .filter(|slot| slot.disable(key))
+            .ok_or(Error::Memory(MemoryFault::InvalidKey))
+    }
+
+    /// Ends a registration. Returns when nothing uses the memory any more and nothing will. EBUSY
+    /// if a window is bound to it.
+    pub(crate) fn try_dereg(&self, key: u32) -> Result<()> {
+        self.end(key)?.drain();
+        if let Some((index, _)) = self.find_region(key) {
+            self.lock().free.push_back(index);
+        }
+        Ok(())
+    }
+
+    /// The same; windows that are bound to it are unbound.
     pub(crate) fn dereg(&self, key: u32) -> std::result::Result<(), MemoryFault> {
-        match self.find(key) {
-            Some((index, slot)) if slot.revoke(key) => {
-                self.lock().free.push_back(index);
-                Ok(())
+        loop {
+            self.unbind_windows(|window| window.shows(key));
+            match self.try_dereg(key) {
+                Ok(()) => return Ok(()),
+                Err(Error::Busy { .. }) => {}
+                Err(_) => return Err(MemoryFault::InvalidKey),
             }
-            _ => Err(MemoryFault::InvalidKey),
         }
     }
 
     /// Makes a key invalid for peers, at once for accesses that are checked from now on. The
     /// region stays registered, and its owner may go on using it.
-    pub(crate) fn invalidate(&self, key: Rkey, pd: u32) -> std::result::Result<(), MemoryFault> {
+    ///
+    /// A window of type 2 is unbound, when nothing uses it any more; one of type 1 cannot be
+    /// invalidated.
+    pub(crate) fn invalidate(
+        &self,
+        key: Rkey,
+        domain: impl Into<Domain>,
+    ) -> std::result::Result<(), MemoryFault> {
+        let domain = domain.into();
+        if self.windows.have(key.get()) {
+            return self.invalidate_window(key.get(), domain);
+        }
         let pin = self.pin(key.get()).ok_or(MemoryFault::InvalidKey)?;
-        if pin.pd() != pd {
+        if pin.pd() != domain.pd {
             return Err(MemoryFault::WrongPd);
         }
         // That it already was invalid for peers is no error.
@@ -198,11 +277,27 @@ impl MrTable {
         addr: u64,
         len: u64,
         need: Access,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> std::result::Result<(), MemoryFault> {
         self.pin(key)
             .ok_or(MemoryFault::InvalidKey)?
-            .check(addr, len, need, pd)
+            .check(addr, len, need, domain)
+    }
+
+    /// Checks an access of our own work requests: a window is not for those.
+    pub(crate) fn check_local(
+        &self,
+        key: u32,
+        addr: u64,
+        len: u64,
+        need: Access,
+        domain: impl Into<Domain>,
+    ) -> std::result::Result<(), MemoryFault> {
+        let pin = self.pin(key).ok_or(MemoryFault::InvalidKey)?;
+        if pin.is_window() {
+            return Err(MemoryFault::InvalidKey);
+        }
+        pin.check(addr, len, need, domain)
     }
 
     /// Copies out of a region. Nothing is checked if there is nothing to copy.
@@ -211,14 +306,14 @@ impl MrTable {
         key: Lkey,
         addr: u64,
         out: &mut [u8],
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> std::result::Result<(), MemoryFault> {
         if out.is_empty() {
             return Ok(());
         }
         self.pin(key.get())
             .ok_or(MemoryFault::InvalidKey)?
-            .copy_out(addr, out, pd)
+            .copy_out(addr, out, domain)
     }
 
     /// Copies out of a region, behind what is in `out`; nothing is appended on an error. Spares the
@@ -229,14 +324,14 @@ impl MrTable {
         addr: u64,
         len: usize,
         out: &mut Vec<u8>,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> std::result::Result<(), MemoryFault> {
         if len == 0 {
             return Ok(());
         }
         self.pin(key.get())
             .ok_or(MemoryFault::InvalidKey)?
-            .append_to(addr, len, out, pd)
+            .append_to(addr, len, out, domain)
     }
 
     /// Copies into a region. Nothing is checked if there is nothing to copy.
@@ -245,13 +340,13 @@ impl MrTable {
         key: Lkey,
         addr: u64,
         data: &[u8],
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> std::result::Result<(), MemoryFault> {
         if data.is_empty() {
             return Ok(());
         }
         let pin = self.pin(key.get()).ok_or(MemoryFault::InvalidKey)?;
-        pin.copy_in(addr, data, Access::LOCAL_WRITE, pd)
+        pin.copy_in(addr, data, Access::LOCAL_WRITE, domain)
     }
 
     /// Replaces the aligned 64-bit word at `addr` by what `next` makes of it, and returns what was
@@ -261,12 +356,12 @@ impl MrTable {
         &self,
         key: Rkey,
         addr: u64,
-        pd: u32,
+        domain: impl Into<Domain>,
         next: impl FnMut(u64) -> u64,
     ) -> std::result::Result<u64, MemoryFault> {
         self.pin(key.get())
             .ok_or(MemoryFault::InvalidKey)?
-            .atomic(addr, pd, next)
+            .atomic(addr, domain, next)
     }
 
     /// Pins a region and returns, besides the pin, a pointer to `len` octets of it that are valid
@@ -277,25 +372,33 @@ impl MrTable {
         addr: u64,
         len: usize,
         need: Access,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> std::result::Result<(Pin<'_>, *mut u8), MemoryFault> {
         let pin = self.pin(key.get()).ok_or(MemoryFault::InvalidKey)?;
-        let start = pin.range(addr, len, need, pd)?;
+        let start = pin.range(addr, len, need, domain)?;
         Ok((pin, start))
     }
 
-    /// The slot that a key leads to, whether it is the slot's key or not.
+    /// The slot with this key, of a region or of a window.
     fn find(&self, key: u32) -> Option<(u32, &Slot)> {
+        self.find_region(key).or_else(|| {
+            let index = self.windows.index_of(key)?;
+            let slot = self.slot(index).filter(|slot| slot.has_key(key))?;
+            self.hint(key).store(index, Ordering::Relaxed);
+            Some((index, slot))
+        })
+    }
+
+    /// The slot with this key, without looking for windows.
+    fn find_region(&self, key: u32) -> Option<(u32, &Slot)> {
         let hint = self.hint(key);
         let index = hint.load(Ordering::Relaxed);
         if let Some(slot) = self.slot(index).filter(|slot| slot.has_key(key)) {
             return Some((index, slot));
         }
         let index = self.cipher.decrypt(key) >> NONCE_BITS;
-        let slot = self.slot(index)?;
-        if slot.has_key(key) {
-            hint.store(index, Ordering::Relaxed);
-        }
+        let slot = self.slot(index).filter(|slot| slot.has_key(key))?;
+        hint.store(index, Ordering::Relaxed);
         Some((index, slot))
     }
 

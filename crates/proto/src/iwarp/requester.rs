@@ -242,6 +242,13 @@ impl Stream {
             SendOp::LocalInvalidate(key) => memory.invalidate(key).map(|()| {
                 self.sq.next_done(WcStatus::Success);
             }),
+            SendOp::BindMw(bind) => {
+                match memory.bind(&bind) {
+                    Ok(()) => self.sq.next_done(WcStatus::Success),
+                    Err(fault) => self.request_fails(LocalFault::Bind(fault)),
+                }
+                return;
+            }
             op if is_answered(op) => self.transmit_asking(memory, out),
             _ if progress.immediate => self.transmit_immediate(memory, out),
             _ => self.transmit_payload(memory, out, progress),

@@ -275,7 +275,7 @@ fn class_of(op: SendOp, class: Class) -> bool {
         SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } => {
             class == Class::Read
         }
-        SendOp::LocalInvalidate(_) => false,
+        SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => false,
     }
 }
 
@@ -287,6 +287,7 @@ fn completion(request: &SendRequest, status: WcStatus) -> Completion {
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+        SendOp::BindMw(_) => WcOpcode::BindMw,
     };
     let byte_len = if status == WcStatus::Success {
         u32::try_from(request.payload.len()).unwrap_or(u32::MAX)

@@ -459,9 +459,10 @@ impl QueuePair {
 fn check_post(qp_type: QpType, request: &SendRequest) -> Result<(), Misuse> {
     let offered = match request.op {
         SendOp::Send | SendOp::SendWithImm(_) => true,
-        SendOp::Write { .. } | SendOp::WriteWithImm { .. } | SendOp::LocalInvalidate(_) => {
-            qp_type != QpType::Ud
-        }
+        SendOp::Write { .. }
+        | SendOp::WriteWithImm { .. }
+        | SendOp::LocalInvalidate(_)
+        | SendOp::BindMw(_) => qp_type != QpType::Ud,
         SendOp::SendWithInvalidate(_)
         | SendOp::Read { .. }
         | SendOp::FetchAdd { .. }

@@ -122,6 +122,11 @@ impl Requester {
     }
 }
 
+/// Whether the operation is carried out without the peer.
+const fn is_local(op: SendOp) -> bool {
+    matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindMw(_))
+}
+
 /// Whether the operation is answered with more than an acknowledge.
 pub(super) const fn is_answered(op: SendOp) -> bool {
     matches!(
@@ -160,7 +165,7 @@ impl QueuePair {
     fn may_begin(&self, request: &SendRequest) -> bool {
         match request.op {
             // What is in flight may have to be sent again, from memory that the key stands for.
-            SendOp::LocalInvalidate(_) => self.sq.current_is_oldest(),
+            op if is_local(op) => self.sq.current_is_oldest(),
             _ => !request.flags.contains(SendFlags::FENCE) || self.requester.pieces.is_empty(),
         }
     }
@@ -171,7 +176,7 @@ impl QueuePair {
         if requester.recovery.is_waiting() {
             return false;
         }
-        if matches!(entry.request.op, SendOp::LocalInvalidate(_)) {
+        if is_local(entry.request.op) {
             return true;
         }
         let limit = self.flight_limit();
@@ -206,12 +211,16 @@ impl QueuePair {
         let Some(entry) = self.sq.current() else {
             return;
         };
-        if let SendOp::LocalInvalidate(key) = entry.request.op {
-            match memory.invalidate(key) {
-                Ok(()) => self.sq.complete_oldest(WcStatus::Success),
-                Err(_) => self.sq.fail_current(WcStatus::LocProtErr),
-            }
-            return;
+        let failed = |_| WcStatus::LocProtErr;
+        let local = match entry.request.op {
+            SendOp::LocalInvalidate(key) => Some(memory.invalidate(key).map_err(failed)),
+            SendOp::BindMw(bind) => Some(memory.bind(&bind).map_err(|_| WcStatus::MwBindErr)),
+            _ => None,
+        };
+        match local {
+            Some(Ok(())) => return self.sq.complete_oldest(WcStatus::Success),
+            Some(Err(status)) => return self.sq.fail_current(status),
+            None => {}
         }
         if self.config.qp_type == QpType::Ud {
             return self.transmit_datagram(memory, out);

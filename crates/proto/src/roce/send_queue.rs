@@ -216,6 +216,7 @@ fn completion(request: &SendRequest, status: WcStatus) -> Completion {
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+        SendOp::BindMw(_) => WcOpcode::BindMw,
     };
     let byte_len = if status == WcStatus::Success {
         u32::try_from(request.payload.len()).unwrap_or(u32::MAX)

@@ -21,6 +21,8 @@ pub(crate) mod limits {
     pub(crate) const MAX_MR: u32 = 1 << 20;
     /// Octets in one memory region: what one object can have.
     pub(crate) const MAX_MR_SIZE: u64 = isize::MAX as u64;
+    /// Memory windows.
+    pub(crate) const MAX_MW: u32 = 1 << 16;
     /// Protection domains.
     pub(crate) const MAX_PD: u32 = 1 << 20;
     /// Reads and Atomics outstanding on one queue pair, as their target.
@@ -57,8 +59,12 @@ bitflags! {
     pub struct DeviceCapFlags: u32 {
         /// `sys_image_guid` is set.
         const SYS_IMAGE_GUID = 1 << 11;
+        /// Memory windows of type 1.
+        const MEM_WINDOW = 1 << 17;
         /// Local Invalidate and Send with Invalidate.
         const MEM_MGT_EXTENSIONS = 1 << 21;
+        /// Memory windows of type 2B: for one queue pair.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
     }
 }
 
@@ -223,7 +229,7 @@ impl Device {
             atomic_cap: AtomicCap::Hca,
             max_ee: 0,
             max_rdd: 0,
-            max_mw: 0,
+            max_mw: limits::MAX_MW,
             max_raw_ipv6_qp: 0,
             max_raw_ethy_qp: 0,
             max_mcast_grp: 0,

@@ -20,13 +20,13 @@
 use std::fmt;
 use std::hint;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use softverbs_proto::memory::{Access, MemoryFault};
 
-use super::Region;
+use super::{Domain, Region};
 
 /// The state word of a slot: the key above, then these.
 const KEY_SHIFT: u32 = 32;
@@ -56,6 +56,10 @@ pub(super) struct Slot {
     len: AtomicUsize,
     access: AtomicU32,
     pd: AtomicU32,
+    /// The queue pair that alone may use it, 0 for none in particular.
+    owner: AtomicU32,
+    /// Of a memory window: its key is none for local use.
+    window: AtomicBool,
     nonce: AtomicU32,
 }
 
@@ -69,6 +73,8 @@ impl Slot {
             len: AtomicUsize::new(0),
             access: AtomicU32::new(0),
             pd: AtomicU32::new(0),
+            owner: AtomicU32::new(0),
+            window: AtomicBool::new(false),
             nonce: AtomicU32::new(nonce),
         }
     }
@@ -87,6 +93,14 @@ impl Slot {
 
     /// Lets a region into the empty slot. Called under the table's lock only.
     pub(super) fn publish(&self, key: u32, region: &Region) {
+        self.publish_as(key, region, None);
+    }
+
+    /// The same, as a window for the queue pair `owner`, 0 for all of the protection domain.
+    /// Called under the lock of the windows only.
+    pub(super) fn publish_as(&self, key: u32, region: &Region, window: Option<u32>) {
+        self.owner.store(window.unwrap_or(0), Ordering::Relaxed);
+        self.window.store(window.is_some(), Ordering::Relaxed);
         self.base.store(region.base, Ordering::Relaxed);
         self.iova.store(region.iova, Ordering::Relaxed);
         self.len.store(region.len, Ordering::Relaxed);
@@ -99,11 +113,24 @@ impl Slot {
     /// Takes the region with this key out of the slot, if it is there. Returns when nothing uses
     /// its memory any more; to exactly one caller with `true`.
     pub(super) fn revoke(&self, key: u32) -> bool {
-        let revoked = self.update(Ordering::AcqRel, |state| {
+        let revoked = self.disable(key);
+        if revoked {
+            self.drain();
+        }
+        revoked
+    }
+
+    /// The first half of `revoke`: nothing begins to use the memory any more.
+    pub(super) fn disable(&self, key: u32) -> bool {
+        self.update(Ordering::AcqRel, |state| {
             is_valid(state, key).then_some(state & !(VALID | REMOTE))
-        });
+        })
+    }
+
+    /// The second half: waits for those that use it.
+    pub(super) fn drain(&self) {
         let mut patience = 0_u64;
-        while revoked && self.state.load(Ordering::Acquire) & PINS != 0 {
+        while self.state.load(Ordering::Acquire) & PINS != 0 {
             patience += 1;
             match patience {
                 0..64 => hint::spin_loop(),
@@ -111,7 +138,6 @@ impl Slot {
                 _ => thread::sleep(Duration::from_micros(patience.min(1000))),
             }
         }
-        revoked
     }
 
     /// Applies `next` to the state word until that sticks or `next` says no; whether it stuck.
@@ -190,8 +216,18 @@ impl<'a> Pin<'a> {
         self.slot.pd.load(Ordering::Relaxed)
     }
 
+    /// The queue pair that alone may use it, 0 for none in particular.
+    fn owner(&self) -> u32 {
+        self.slot.owner.load(Ordering::Relaxed)
+    }
+
+    /// Whether the key is that of a memory window.
+    pub(super) fn is_window(&self) -> bool {
+        self.slot.window.load(Ordering::Relaxed)
+    }
+
     /// Whether an access to `len` octets at `addr` is allowed that needs the rights `need` and
-    /// comes from the protection domain `pd`. With any of the remote rights it is a peer's access,
+    /// comes from `domain`. With any of the remote rights it is a peer's access,
     /// for which the key must not have been invalidated. Nothing lies outside of a region for an
     /// access of no octets.
     pub(crate) fn check(
@@ -199,9 +235,9 @@ impl<'a> Pin<'a> {
         addr: u64,
         len: u64,
         need: Access,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> Result<(), MemoryFault> {
-        self.offset(addr, len, need, pd).map(drop)
+        self.offset(addr, len, need, domain).map(drop)
     }
 
     /// Checks an access and returns the pointer to its first octet: valid for `len` octets as
@@ -211,19 +247,26 @@ impl<'a> Pin<'a> {
         addr: u64,
         len: usize,
         need: Access,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> Result<*mut u8, MemoryFault> {
-        let offset = self.offset(addr, len as u64, need, pd)?;
+        let offset = self.offset(addr, len as u64, need, domain)?;
         Ok(self.slot.base.load(Ordering::Relaxed).wrapping_add(offset))
     }
 
     /// Checks an access and returns where in the region it begins.
-    fn offset(&self, addr: u64, len: u64, need: Access, pd: u32) -> Result<usize, MemoryFault> {
+    fn offset(
+        &self,
+        addr: u64,
+        len: u64,
+        need: Access,
+        domain: impl Into<Domain>,
+    ) -> Result<usize, MemoryFault> {
         let remote = need.intersects(REMOTE_RIGHTS);
         if remote && self.slot.state.load(Ordering::Acquire) & REMOTE == 0 {
             return Err(MemoryFault::InvalidKey);
         }
-        if self.pd() != pd {
+        let domain = domain.into();
+        if self.pd() != domain.pd || ![0, domain.qp].contains(&self.owner()) {
             return Err(MemoryFault::WrongPd);
         }
         if !self.access().contains(need) {
@@ -246,8 +289,13 @@ impl<'a> Pin<'a> {
     }
 
     /// Copies out of the region.
-    pub(crate) fn copy_out(&self, addr: u64, out: &mut [u8], pd: u32) -> Result<(), MemoryFault> {
-        let from = self.range(addr, out.len(), Access::empty(), pd)?;
+    pub(crate) fn copy_out(
+        &self,
+        addr: u64,
+        out: &mut [u8],
+        domain: impl Into<Domain>,
+    ) -> Result<(), MemoryFault> {
+        let from = self.range(addr, out.len(), Access::empty(), domain)?;
         // SAFETY: `range` has checked that these octets lie in the region, which whoever
         // registered it keeps valid for reads until `dereg` returns, and that waits for this pin.
         // `out` is a slice of the same length; should it overlap the region, `copy` allows that.
@@ -265,9 +313,9 @@ impl<'a> Pin<'a> {
         addr: u64,
         len: usize,
         out: &mut Vec<u8>,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> Result<(), MemoryFault> {
-        let from = self.range(addr, len, Access::empty(), pd)?;
+        let from = self.range(addr, len, Access::empty(), domain)?;
         out.reserve(len);
         let room = out.spare_capacity_mut();
         // SAFETY: as in `copy_out`: `range` has checked these octets, and the pin keeps them valid.
@@ -285,9 +333,9 @@ impl<'a> Pin<'a> {
         addr: u64,
         data: &[u8],
         need: Access,
-        pd: u32,
+        domain: impl Into<Domain>,
     ) -> Result<(), MemoryFault> {
-        let to = self.range(addr, data.len(), need, pd)?;
+        let to = self.range(addr, data.len(), need, domain)?;
         // SAFETY: as in `copy_out`. The region is valid for writes too: either `need` has a right
         // to write, which `range` has found among those that it was registered with, or the caller
         // is `Mr::copy_in` with memory that the region itself allocated.
@@ -299,11 +347,11 @@ impl<'a> Pin<'a> {
     pub(crate) fn atomic(
         &self,
         addr: u64,
-        pd: u32,
+        domain: impl Into<Domain>,
         mut next: impl FnMut(u64) -> u64,
     ) -> Result<u64, MemoryFault> {
         let word = self
-            .range(addr, size_of::<u64>(), Access::REMOTE_ATOMIC, pd)?
+            .range(addr, size_of::<u64>(), Access::REMOTE_ATOMIC, domain)?
             .cast::<u64>();
         // The address may be aligned and the memory not, if the region has an address of its own
         // choice. No processor is atomic then.

@@ -176,6 +176,7 @@ impl QpInner {
             QpState::Err if from != QpState::Err => self.abort_locked(core, CloseCause::Local),
             QpState::Reset if from != QpState::Reset => {
                 self.abort_locked(core, CloseCause::Local);
+                self.unbind_windows();
                 self.send_cq.forget(self.qp_num);
                 self.recv_cq.forget(self.qp_num);
                 if let Side::Iwarp(iwarp) = &mut core.side {

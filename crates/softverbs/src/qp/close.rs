@@ -101,6 +101,12 @@ impl QpInner {
         }
     }
 
+    /// The windows that were bound for this queue pair go with it.
+    pub(crate) fn unbind_windows(&self) {
+        let regions = &self.pd.context().inner().regions;
+        regions.unbind_windows_of(self.qp_num.get());
+    }
+
     /// `rdma_disconnect`: what TCP has taken is delivered, the rest is flushed.
     pub(crate) fn disconnect(&self) {
         let mut core = self.lock();
@@ -150,6 +156,7 @@ impl QpInner {
             roce.unregister(self.engine);
         }
         drop(core);
+        self.unbind_windows();
         self.send_cq.detach(&self.me);
         self.send_cq.forget(self.qp_num);
         self.recv_cq.detach(&self.me);
@@ -210,10 +217,12 @@ fn copy_range(
                 Piece::Memory { key, addr, .. } => {
                     let at = out.len();
                     out.resize(at + len, 0);
-                    let read =
-                        memory
-                            .regions()
-                            .read(key, addr + skip as u64, &mut out[at..], memory.pd());
+                    let read = memory.regions().read(
+                        key,
+                        addr + skip as u64,
+                        &mut out[at..],
+                        memory.domain(),
+                    );
                     if read.is_err() {
                         return false;
                     }

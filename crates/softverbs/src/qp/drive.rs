@@ -250,7 +250,7 @@ impl QpInner {
                             addr,
                             len,
                             Access::LOCAL_WRITE,
-                            memory.pd(),
+                            memory.domain(),
                         ) else {
                             // Deregistered in the middle of a message: let the stream find out.
                             break;
@@ -469,7 +469,7 @@ impl Connection {
                     let addr = addr + skip as u64;
                     match memory
                         .regions()
-                        .iovec(key, addr, take, Access::empty(), memory.pd())
+                        .iovec(key, addr, take, Access::empty(), memory.domain())
                     {
                         Ok((pin, start)) => list.push_pinned(pin, start, take),
                         Err(fault) => return Sent::Gone(fault),

@@ -1,17 +1,17 @@
 //! Registered memory as one queue pair sees it.
 
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
-use softverbs_proto::wr::{RecvRequest, Sge};
+use softverbs_proto::wr::{BindMw, RecvRequest, Sge};
 use softverbs_wire::num::{Lkey, Rkey};
 
 use super::QpInner;
-use crate::mr_table::MrTable;
+use crate::mr_table::{Domain, MrTable};
 
 /// The upward trait of proto for one queue pair.
 pub(crate) struct QpMemory<'a> {
     qp: &'a QpInner,
     regions: &'a MrTable,
-    pd: u32,
+    domain: Domain,
 }
 
 impl<'a> QpMemory<'a> {
@@ -19,7 +19,7 @@ impl<'a> QpMemory<'a> {
         Self {
             qp,
             regions: &qp.pd.context().inner().regions,
-            pd: qp.pd.id(),
+            domain: qp.domain(),
         }
     }
 
@@ -27,8 +27,8 @@ impl<'a> QpMemory<'a> {
         self.regions
     }
 
-    pub(super) fn pd(&self) -> u32 {
-        self.pd
+    pub(super) fn domain(&self) -> Domain {
+        self.domain
     }
 }
 
@@ -37,8 +37,9 @@ impl Memory for QpMemory<'_> {
         if sge.length == 0 {
             return Ok(());
         }
+        let (key, len) = (sge.lkey.get(), sge.length.into());
         self.regions
-            .check(sge.lkey.get(), sge.addr, sge.length.into(), need, self.pd)
+            .check_local(key, sge.addr, len, need, self.domain)
     }
 
     fn check_remote(
@@ -48,15 +49,19 @@ impl Memory for QpMemory<'_> {
         len: u64,
         need: Access,
     ) -> Result<(), MemoryFault> {
-        self.regions.check(rkey.get(), addr, len, need, self.pd)
+        self.regions.check(rkey.get(), addr, len, need, self.domain)
     }
 
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryFault> {
-        self.regions.invalidate(rkey, self.pd)
+        self.regions.invalidate(rkey, self.domain)
+    }
+
+    fn bind(&mut self, bind: &BindMw) -> Result<(), MemoryFault> {
+        self.regions.bind(bind, self.domain)
     }
 
     fn read(&self, key: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
-        self.regions.read(key, addr, out, self.pd)
+        self.regions.read(key, addr, out, self.domain)
     }
 
     fn append(
@@ -66,11 +71,11 @@ impl Memory for QpMemory<'_> {
         len: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), MemoryFault> {
-        self.regions.append(key, addr, len, out, self.pd)
+        self.regions.append(key, addr, len, out, self.domain)
     }
 
     fn write(&mut self, key: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryFault> {
-        self.regions.write(key, addr, data, self.pd)
+        self.regions.write(key, addr, data, self.domain)
     }
 
     fn atomic(
@@ -79,7 +84,7 @@ impl Memory for QpMemory<'_> {
         addr: u64,
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, MemoryFault> {
-        self.regions.atomic(rkey, addr, self.pd, update)
+        self.regions.atomic(rkey, addr, self.domain, update)
     }
 
     fn take_receive(&mut self) -> Option<RecvRequest> {

@@ -31,6 +31,7 @@ use crate::device::{Transport, limits};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::event_queue::EventCounter;
+use crate::mr_table::Domain;
 use crate::recv_queue::RecvQueue;
 use crate::roce::Roce;
 use crate::srq::Srq;
@@ -409,6 +410,14 @@ fn next_qp_num() -> Qpn {
 impl QpInner {
     pub(crate) fn transport(&self) -> Transport {
         self.pd.context().device().transport()
+    }
+
+    /// On whose behalf it uses memory.
+    pub(crate) fn domain(&self) -> Domain {
+        Domain {
+            pd: self.pd.id(),
+            qp: self.qp_num.get(),
+        }
     }
 
     pub(crate) fn weak(&self) -> Weak<Self> {

@@ -63,6 +63,7 @@ impl QpInner {
             self.set_state(core, QpState::Reset);
             self.forget_receives();
             if from != QpState::Reset {
+                self.unbind_windows();
                 self.send_cq.forget(self.qp_num);
                 self.recv_cq.forget(self.qp_num);
             }

@@ -361,7 +361,7 @@ impl QpInner {
             };
             match roce
                 .port
-                .send(regions, self.pd.id(), batch, range.clone(), path)
+                .send(regions, self.domain(), batch, range.clone(), path)
             {
                 Sent::Took(count) if from + count < range.end => return Gone::From(from + count),
                 Sent::Took(_) | Sent::Lost { .. } => from = range.end,

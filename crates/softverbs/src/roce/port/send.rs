@@ -25,7 +25,7 @@ use super::sys::{self, Envelope};
 use super::{PRIVATE_V4, PRIVATE_V6, Port};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::mr_table::MrTable;
+use crate::mr_table::{Domain, MrTable};
 
 /// Octets that one call takes: those of the longest UDP datagram of IPv4.
 const GATHER_LEN: usize = 65_507;
@@ -124,7 +124,7 @@ pub(super) trait Packets {
 /// Packets of a batch, whose payload is in registered memory.
 struct Batched<'a> {
     regions: &'a MrTable,
-    pd: u32,
+    domain: Domain,
     batch: &'a PacketBatch,
     frames: &'a [PacketFrame],
 }
@@ -146,7 +146,8 @@ impl Packets for Batched<'_> {
                     buffer.room(len).copy_from_slice(octets);
                 }
                 Piece::Memory { key, addr, len } => {
-                    self.regions.read(key, addr, buffer.room(len), self.pd)?;
+                    self.regions
+                        .read(key, addr, buffer.room(len), self.domain)?;
                 }
             }
         }
@@ -239,14 +240,14 @@ impl Port {
     pub(crate) fn send(
         &self,
         regions: &MrTable,
-        pd: u32,
+        domain: Domain,
         batch: &PacketBatch,
         frames: Range<usize>,
         path: &SendPath,
     ) -> Sent {
         let packets = Batched {
             regions,
-            pd,
+            domain,
             batch,
             frames: batch.frames().get(frames).unwrap_or_default(),
         };
