@@ -11,7 +11,7 @@ use crate::async_event::{AsyncElement, AsyncEventKind};
 use crate::comp_channel::CompChannel;
 use crate::context::{Context, ContextInner};
 use crate::device::{Transport, limits};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, in_range};
 use crate::event_queue::EventCounter;
 use crate::qp::QpInner;
 use crate::roce::port::Port;
@@ -52,7 +52,8 @@ pub(crate) struct CqInner {
     id: u64,
     counter: Arc<EventCounter>,
     context: Arc<ContextInner>,
-    cqe: u32,
+    /// Changed under the lock of `queue` only.
+    cqe: AtomicU32,
     cq_context: u64,
     channel: Option<CompChannel>,
     queue: Mutex<Queue>,
@@ -77,15 +78,13 @@ impl Cq {
         cq_context: u64,
     ) -> Result<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        if cqe == 0 || cqe > limits::MAX_CQE {
-            return Err(Error::invalid("cqe", "must be in 1 ..= max_cqe"));
-        }
+        in_range("cqe", cqe, 1, limits::MAX_CQE)?;
         let inner = Arc::new_cyclic(|me| CqInner {
             me: me.clone(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             counter: Arc::default(),
             context: context.inner().clone(),
-            cqe,
+            cqe: AtomicU32::new(cqe),
             cq_context,
             channel: channel.cloned(),
             queue: Mutex::default(),
@@ -120,7 +119,22 @@ impl Cq {
 
     /// Its capacity in entries.
     pub fn cqe(&self) -> u32 {
-        self.inner.cqe
+        self.inner.cqe()
+    }
+
+    /// Changes the capacity (`ibv_resize_cq`). EINVAL beyond the device's limits, and for fewer
+    /// entries than there are completions in the queue.
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        in_range("cqe", cqe, 1, limits::MAX_CQE)?;
+        let queue = self.inner.lock();
+        if queue.entries.len() > cqe as usize {
+            return Err(Error::invalid(
+                "cqe",
+                format!("{} completions are in the queue", queue.entries.len()),
+            ));
+        }
+        self.inner.cqe.store(cqe, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Whether both are handles of one queue.
@@ -219,6 +233,10 @@ impl CqInner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn cqe(&self) -> u32 {
+        self.cqe.load(Ordering::Relaxed)
+    }
+
     fn take(&self, out: &mut [Wc]) -> usize {
         let mut queue = self.lock();
         let count = out.len().min(queue.entries.len());
@@ -277,7 +295,7 @@ impl CqInner {
     /// Adds completions; `solicited` if one of them came with a solicited event.
     pub(crate) fn push(&self, completions: &[Wc], solicited: bool) {
         let mut queue = self.lock();
-        let room = (self.cqe as usize).saturating_sub(queue.entries.len());
+        let room = (self.cqe() as usize).saturating_sub(queue.entries.len());
         let overrun = room < completions.len();
         let first = overrun && !queue.overrun;
         queue.overrun |= overrun;
@@ -331,7 +349,7 @@ impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cq")
             .field("id", &self.inner.id)
-            .field("cqe", &self.inner.cqe)
+            .field("cqe", &self.inner.cqe())
             .field("entries", &self.inner.lock().entries.len())
             .finish_non_exhaustive()
     }

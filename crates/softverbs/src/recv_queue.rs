@@ -15,13 +15,13 @@ use crate::wr::RecvWr;
 /// scatter/gather entries.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
-    max_wr: u32,
     max_sge: u32,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
+    max_wr: u32,
     receives: VecDeque<RecvRequest>,
     /// Low watermark; 0: not armed.
     limit: u32,
@@ -40,19 +40,32 @@ impl RecvQueue {
     /// An empty queue for `max_wr` receives of `max_sge` entries each.
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         let state = State {
+            max_wr,
             receives: VecDeque::with_capacity(max_wr as usize),
             limit: 0,
         };
         Self {
-            max_wr,
             max_sge,
             state: Mutex::new(state),
         }
     }
 
     /// How many receives it holds at most.
-    pub(crate) const fn max_wr(&self) -> u32 {
-        self.max_wr
+    pub(crate) fn max_wr(&self) -> u32 {
+        self.lock().max_wr
+    }
+
+    /// Makes room for so many receives; `false`, and nothing changed, if there are more.
+    pub(crate) fn resize(&self, max_wr: u32) -> bool {
+        let mut state = self.lock();
+        let used = state.receives.len();
+        if used > max_wr as usize {
+            return false;
+        }
+        state.max_wr = max_wr;
+        state.receives.reserve_exact(max_wr as usize - used);
+        state.limit = state.limit.min(max_wr);
+        true
     }
 
     /// How many entries a receive has at most.
@@ -70,7 +83,7 @@ impl RecvQueue {
             sges: SmallVec::from_slice(wr.sges),
         };
         let mut state = self.lock();
-        if state.receives.len() >= self.max_wr as usize {
+        if state.receives.len() >= state.max_wr as usize {
             return Err(Misuse::QueueFull);
         }
         state.receives.push_back(request);

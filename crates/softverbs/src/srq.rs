@@ -125,6 +125,16 @@ impl Srq {
         Ok(())
     }
 
+    /// Changes the room for receives (`IBV_SRQ_MAX_WR`); a low watermark beyond it is lowered.
+    /// EINVAL beyond the device's limits, and for fewer than are posted.
+    pub fn resize(&self, max_wr: u32) -> Result<()> {
+        in_range("max_wr", max_wr, 1, limits::MAX_SRQ_WR)?;
+        if !self.inner.queue.resize(max_wr) {
+            return Err(Error::invalid("max_wr", "more receives are posted"));
+        }
+        Ok(())
+    }
+
     /// Arms the low watermark: as soon as fewer than `srq_limit` receives are left, the event
     /// [`SrqLimitReached`](AsyncEventKind::SrqLimitReached) is raised, once. 0 disarms.
     pub fn modify(&self, srq_limit: u32) -> Result<()> {

@@ -318,6 +318,24 @@ fn datagrams() {
     assert_eq!(other.octets(40, 8), b"datagram");
     // Its last octets are the addresses (IPv4).
     assert_eq!(other.octets(32, 8), [127, 0, 0, 1, 127, 0, 0, 1]);
+    // The answer finds its way by what came.
+    let area: [u8; 40] = other.octets(0, 40).try_into().unwrap();
+    let back = other.context.init_ah_from_wc(&got, &area).unwrap();
+    assert_eq!(back, one.address());
+    let ah_back = other.pd.create_ah_from_wc(&got, &area).unwrap();
+    let answer = UdAddress {
+        ah: &ah_back,
+        remote_qpn: got.src_qp.unwrap(),
+        remote_qkey: QKEY,
+    };
+    one.recv(9, 0, 100);
+    let wr = SendWr::new(9, SendOp::Send, SendData::Inline(b"answer")).to(answer);
+    other.qp.post_send(&wr).unwrap();
+    assert!(poll(&other.cq, 1)[0].is_success());
+    let answered = poll(&one.cq, 1)[0];
+    assert_eq!((answered.wr_id, answered.byte_len), (9, 46));
+    let without = softverbs::Wc { grh: false, ..got };
+    assert!(other.context.init_ah_from_wc(&without, &area).is_err());
     // A wrong key gets nothing in.
     let wrong = UdAddress {
         remote_qkey: 5,

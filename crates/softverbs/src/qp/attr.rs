@@ -8,8 +8,11 @@ use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType, check_iwarp};
 use softverbs_wire::num::{Qkey, Qpn};
 
 use super::{COPY_LIMIT, Core, Qp, QpCap, QpInner, Side};
+use crate::context::Pd;
+use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::roce::AhAttr;
+use crate::srq::Srq;
 
 /// Attributes of a queue pair, named as in `struct ibv_qp_attr`. Addresses and sequence numbers
 /// have no meaning on iWARP; they are kept and returned.
@@ -110,6 +113,26 @@ impl Qp {
         self.inner().cap
     }
 
+    /// The protection domain that it was created in.
+    pub fn pd(&self) -> Pd {
+        self.inner().pd.clone()
+    }
+
+    /// Where completions of send requests go.
+    pub fn send_cq(&self) -> Cq {
+        Cq::from_inner(self.inner().send_cq.clone())
+    }
+
+    /// Where completions of receive requests go.
+    pub fn recv_cq(&self) -> Cq {
+        Cq::from_inner(self.inner().recv_cq.clone())
+    }
+
+    /// The shared receive queue that it was created with.
+    pub fn srq(&self) -> Option<Srq> {
+        self.inner().srq.clone()
+    }
+
     /// Whether every send request is signaled.
     pub fn sq_sig_all(&self) -> bool {
         self.inner().sq_sig_all
@@ -118,7 +141,8 @@ impl Qp {
     /// Sets the attributes in `mask`. EINVAL, with a text that names the attribute or the
     /// transition, for what the state machine does not allow.
     ///
-    /// The connection manager moves its queue pairs itself. Moving to ERR flushes both queues and
+    /// The connection manager moves its queue pairs itself. Over iWARP SQD ends the connection in
+    /// good order, as [`CmId::disconnect`](crate::cm::CmId::disconnect) does. Moving to ERR flushes both queues and
     /// closes the connection; moving to RESET does so, too, and makes the queue pair as new.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         self.inner().modify(attr, mask)
@@ -188,6 +212,16 @@ impl QpInner {
                 }
                 core.attr = QpAttr::default();
                 self.set_state(core, QpState::Reset);
+            }
+            // There is no draining without an end: the stream closes when what is in the middle of
+            // transmission has gone (RFC 5040 has no such state; siw does the same).
+            QpState::Sqd if from != QpState::Sqd => {
+                self.set_state(core, to);
+                let now = self.engine.now();
+                if let Some(stream) = core.stream() {
+                    stream.disconnect(now);
+                }
+                self.transmit(core);
             }
             _ => self.set_state(core, to),
         }

@@ -4,12 +4,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use softverbs_wire::codec::Reader;
+use softverbs_wire::ib::GrhArea;
 use softverbs_wire::num::{Gid, Qpn};
 
 use super::port::SendPath;
-use crate::context::Pd;
+use crate::context::{Context, Pd};
 use crate::device::{Device, Transport, is_link_local};
 use crate::error::{Error, Result};
+use crate::wr::Wc;
 
 /// The network's part of an address vector (`struct ibv_global_route`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,7 +155,51 @@ impl AddressHandle {
     }
 }
 
+impl Context {
+    /// The address vector that leads back to who sent a datagram (`ibv_init_ah_from_wc`). `area`:
+    /// the 40 octets that its receive buffer starts with. EINVAL unless the completion says that
+    /// they are there, and if they are no network header.
+    pub fn init_ah_from_wc(&self, wc: &Wc, area: &[u8; GrhArea::LEN]) -> Result<AhAttr> {
+        if !wc.grh {
+            return Err(Error::invalid("wc", "without a network header"));
+        }
+        let area = GrhArea::parse(&mut Reader::new(area))
+            .map_err(|_| Error::invalid("grh", "is no network header"))?;
+        let (from, to) = area.gids();
+        let addresses = self.device().addresses();
+        // To a group it may have come to any address of the family.
+        let local = addresses
+            .iter()
+            .position(|own| Gid::from(*own) == to)
+            .or_else(|| {
+                let v4 = from.to_ip().is_ipv4();
+                addresses.iter().position(|own| own.is_ipv4() == v4)
+            })
+            .and_then(|index| u8::try_from(index).ok())
+            .ok_or_else(|| Error::invalid("grh", "not to an address of this device"))?;
+        let mut attr = AhAttr::new(from, local);
+        match area {
+            GrhArea::V4(header) => {
+                attr.grh.traffic_class = header.tos;
+                attr.grh.hop_limit = header.ttl;
+            }
+            GrhArea::V6(header) => {
+                attr.grh.traffic_class = header.traffic_class;
+                attr.grh.flow_label = header.flow_label.get();
+                attr.grh.hop_limit = header.hop_limit;
+            }
+        }
+        Ok(attr)
+    }
+}
+
 impl Pd {
+    /// A destination for answers to a datagram (`ibv_create_ah_from_wc`): see
+    /// [`Context::init_ah_from_wc`].
+    pub fn create_ah_from_wc(&self, wc: &Wc, area: &[u8; GrhArea::LEN]) -> Result<AddressHandle> {
+        self.create_ah(&self.context().init_ah_from_wc(wc, area)?)
+    }
+
     /// A destination of datagrams (RoCE): for requests to UD queue pairs. EINVAL for an address
     /// vector that leads nowhere.
     pub fn create_ah(&self, attr: &AhAttr) -> Result<AddressHandle> {
