@@ -131,7 +131,7 @@ fn another_version_is_refused() {
     assert_eq!(answer[..6], *b"SVXC\x01\x03");
     let text = String::from_utf8_lossy(&answer[8..]).into_owned();
     assert!(
-        text.contains("version 7") && text.contains("version 1"),
+        text.contains("version 7") && text.contains("this program version 2"),
         "{text}"
     );
     sv(&format!("bw 127.0.0.1 -p {port} --tcp-exchange -n 10")).ok();

@@ -46,6 +46,10 @@ fn every_option_is_explained() {
         "--timeout",
         "--json",
         "-Q, --cq-mod",
+        "-c, --connection",
+        "--mtu",
+        "--imm",
+        "-A, --atomic-type",
     ] {
         assert!(bw.contains(option), "{option}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, Setup, equip, expect, listener, no_event, pair, requested, resolved};
 use softverbs::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
-use softverbs::{AsyncEventKind, QpState, SendFlags, Transport, WcStatus};
+use softverbs::{AsyncEventKind, IbMtu, QpState, SendFlags, Transport, WcStatus};
 
 fn roce() -> Setup {
     Setup::over(Transport::Roce)
@@ -193,4 +193,53 @@ fn the_transport_is_chosen_before_the_address() {
     assert_eq!(datagrams.transport(), Transport::Roce);
     let iwarp = datagrams.set_option(CmOption::Transport(Transport::Iwarp));
     assert_eq!(iwarp.unwrap_err().errno(), 95);
+}
+
+#[test]
+fn the_active_side_chooses_a_path_mtu() {
+    for (mtu, code) in [(IbMtu::Mtu256, 1), (IbMtu::Mtu1024, 3), (IbMtu::Mtu4096, 5)] {
+        let setup = Setup {
+            client_options: vec![CmOption::PathMtu(mtu)],
+            ..roce()
+        };
+        let (client, server) = pair(&setup);
+        for end in [&client, &server] {
+            assert_eq!(end.qp.query().path_mtu, code);
+        }
+        let sent = client.fill(0, 9999, 7);
+        server.recv(1, 0, 10_000);
+        client.send(2, 0, 9999);
+        client.success();
+        assert_eq!(server.success().byte_len, 9999);
+        assert_eq!(server.read(0, 9999), sent);
+    }
+}
+
+#[test]
+fn a_path_mtu_that_the_port_has_not_got_is_refused() {
+    let narrow = softverbs::devices().unwrap().into_iter().find(|device| {
+        let device = device.with_transport(Transport::Roce);
+        let port = device.open().and_then(|context| context.query_port(1));
+        !device.addresses().is_empty() && port.is_ok_and(|port| port.active_mtu < IbMtu::Mtu4096)
+    });
+    let Some(narrow) = narrow else {
+        return; // Every interface of this machine has packets of 4096 octets.
+    };
+    let setup = Setup {
+        address: narrow.socket_addr(narrow.addresses()[0], 0),
+        client_options: vec![CmOption::PathMtu(IbMtu::Mtu4096)],
+        ..roce()
+    };
+    let (_channel, _listening, address) = listener(&setup);
+    let (client_channel, id) = resolved(&setup, address);
+    let client = equip(&setup, client_channel, id);
+    let error = client.id.connect(&setup.param).unwrap_err();
+    assert_eq!(error.errno(), 22);
+    assert!(error.to_string().contains("active_mtu"), "{error}");
+    // And again with one that it has.
+    client
+        .id
+        .set_option(CmOption::PathMtu(IbMtu::Mtu256))
+        .unwrap();
+    client.id.connect(&setup.param).unwrap();
 }

@@ -12,6 +12,7 @@ use softverbs::Transport;
 use softverbs::fault::Plan as Faults;
 
 use super::{parse_fault, parse_seconds, parse_size};
+use crate::plan::{AtomicOp, Connection};
 
 /// Measure bandwidth between two machines, or on this one
 ///
@@ -19,9 +20,9 @@ use super::{parse_fault, parse_seconds, parse_size};
 /// ADDRESS is the server to measure against. The client's options rule; an option that is also
 /// given to the server must be the same there.
 #[derive(Debug, Args)]
-#[command(after_help = BW_EXAMPLES, override_usage = "softverbs bw [OPTIONS] [write|read|send]\n       \
-    softverbs bw [OPTIONS] [write|read|send] ADDRESS\n       \
-    softverbs bw [OPTIONS] --server [write|read|send]")]
+#[command(after_help = BW_EXAMPLES, override_usage = "softverbs bw [OPTIONS] [write|read|send|atomic]\n       \
+    softverbs bw [OPTIONS] [write|read|send|atomic] ADDRESS\n       \
+    softverbs bw [OPTIONS] --server [write|read|send|atomic]")]
 pub(crate) struct BwArgs {
     /// What bw and lat share.
     #[command(flatten)]
@@ -32,7 +33,7 @@ pub(crate) struct BwArgs {
     pub(crate) tx_depth: Option<u32>,
 
     /// Queue pairs [default: 1]
-    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=16384))]
+    #[arg(short, long, alias = "qp", value_parser = clap::value_parser!(u16).range(1..=16384))]
     pub(crate) qps: Option<u16>,
 
     /// Transfer both ways at once and report the sum
@@ -46,13 +47,13 @@ pub(crate) struct BwArgs {
 
 /// Measure latency between two machines, or on this one
 ///
-/// write and send: half of the round trip of a ping-pong. read: the whole of it, as ib_read_lat
-/// reports it. Without an address both ends run here, over loopback. `--server` waits for a
+/// write and send: half of the round trip of a ping-pong. read and atomic: the whole of it, as
+/// ib_read_lat reports it. Without an address both ends run here, over loopback. `--server` waits for a
 /// client, an ADDRESS is the server to measure against.
 #[derive(Debug, Args)]
-#[command(after_help = LAT_EXAMPLES, override_usage = "softverbs lat [OPTIONS] [write|read|send]\n       \
-    softverbs lat [OPTIONS] [write|read|send] ADDRESS\n       \
-    softverbs lat [OPTIONS] --server [write|read|send]")]
+#[command(after_help = LAT_EXAMPLES, override_usage = "softverbs lat [OPTIONS] [write|read|send|atomic]\n       \
+    softverbs lat [OPTIONS] [write|read|send|atomic] ADDRESS\n       \
+    softverbs lat [OPTIONS] --server [write|read|send|atomic]")]
 pub(crate) struct LatArgs {
     /// What bw and lat share.
     #[command(flatten)]
@@ -62,17 +63,36 @@ pub(crate) struct LatArgs {
 /// Options that `bw` and `lat` share.
 #[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
-    /// The verb (write, read or send; default: write for bw, send for lat) and the server
+    /// The verb (write, read, send or atomic; default: write for bw, send for lat and UD) and
+    /// the server
     #[arg(value_name = "VERB] [ADDRESS", num_args = 0..=2)]
     pub(crate) words: Vec<String>,
 
-    /// Octets of a message; K, M and G are powers of 1024 [default: 64K for bw, 8 for lat]
+    /// Octets of a message; K, M and G are powers of 1024 [default: 64K for bw, 8 for lat and
+    /// atomic, for bw over UD 1K or the path MTU]
     #[arg(short, long, value_parser = parse_size, conflicts_with = "all")]
     pub(crate) size: Option<u64>,
 
-    /// Every power of two from 2 octets to 8 MiB
+    /// Every power of two from 2 octets to 8 MiB (UD: to the path MTU)
     #[arg(short, long)]
     pub(crate) all: bool,
+
+    /// Service of the queue pairs; UC (write, send) and UD (send) are RoCE's, and may lose messages
+    /// [default: RC]
+    #[arg(short, long, value_enum, ignore_case = true)]
+    pub(crate) connection: Option<ConnectionArg>,
+
+    /// Path MTU (RoCE): 256, 512, 1024, 2048 or 4096 [default: that of the port]
+    #[arg(long, value_name = "OCTETS", value_parser = parse_mtu)]
+    pub(crate) mtu: Option<u16>,
+
+    /// Send the number of each message along as immediate data, and verify it
+    #[arg(long)]
+    pub(crate) imm: bool,
+
+    /// Operation of the verb atomic [default: fetch-add]
+    #[arg(short = 'A', long, value_name = "OPERATION", value_enum)]
+    pub(crate) atomic_type: Option<AtomicArg>,
 
     /// Messages a queue pair, each size [default: 5000 for bw, 1000 for lat]
     #[arg(short = 'n', long, value_name = "COUNT", conflicts_with = "duration",
@@ -83,7 +103,7 @@ pub(crate) struct TrafficArgs {
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) duration: Option<Duration>,
 
-    /// Sleep until a completion instead of polling (not for `lat write`)
+    /// Sleep until a completion instead of polling (not for `lat write` without --imm)
     #[arg(short, long)]
     pub(crate) events: bool,
 
@@ -154,6 +174,56 @@ pub(crate) struct TrafficArgs {
     pub(crate) json: bool,
 }
 
+/// The path MTUs that there are.
+fn parse_mtu(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
+        _ => Err("a path MTU is 256, 512, 1024, 2048 or 4096".into()),
+    }
+}
+
+/// The services that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ConnectionArg {
+    /// Reliable connection
+    #[value(name = "RC")]
+    Rc,
+    /// Unreliable connection
+    #[value(name = "UC")]
+    Uc,
+    /// Unreliable datagram
+    #[value(name = "UD")]
+    Ud,
+}
+
+impl From<ConnectionArg> for Connection {
+    fn from(arg: ConnectionArg) -> Self {
+        match arg {
+            ConnectionArg::Rc => Self::Rc,
+            ConnectionArg::Uc => Self::Uc,
+            ConnectionArg::Ud => Self::Ud,
+        }
+    }
+}
+
+/// The atomic operations that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AtomicArg {
+    /// Every operation adds one to a word that all queue pairs share
+    FetchAdd,
+    /// Every operation replaces the word of its queue pair
+    CmpSwap,
+}
+
+impl From<AtomicArg> for AtomicOp {
+    fn from(arg: AtomicArg) -> Self {
+        match arg {
+            AtomicArg::FetchAdd => Self::FetchAdd,
+            AtomicArg::CmpSwap => Self::CompareSwap,
+        }
+    }
+}
+
 /// The transports that can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TransportArg {
@@ -180,6 +250,8 @@ Examples:
   softverbs bw --server --persistent   serve clients until Ctrl-C ...
   softverbs bw read 192.0.2.7 -D 10    ... and read from there for ten seconds
   softverbs bw --check --json          verify the payload, print JSON
+  softverbs bw atomic -q 4             fetch-and-add on one word from four queue pairs
+  softverbs bw -c UD -s 1K --mtu 1024  datagrams over RoCE, losses counted
 
 Exit status: 0 success, 1 the run failed, 2 wrong usage.";
 
@@ -187,6 +259,7 @@ const LAT_EXAMPLES: &str = "\
 Examples:
   softverbs lat                        8-octet sends over loopback
   softverbs lat write -s 64            64-octet writes
+  softverbs lat atomic -A cmp-swap     compare-and-swap
   softverbs lat --server               wait for one client ...
   softverbs lat read 192.0.2.7         ... and measure reads from another machine
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use softverbs::Rkey;
 
+use super::hello::{decode_hello, encode_hello};
 use super::wire::{self, MAX_LEN, Malformed, Reader, Writer};
-use crate::plan::{Amount, Metric, Sizes, Verb, Workload};
+use crate::plan::Workload;
 
 /// Longest text of a refusal: the private data of a reject has 148 octets where it has fewest.
 const REFUSAL_LEN: usize = 148;
@@ -21,6 +22,10 @@ pub(crate) struct LaneKeys {
     pub(crate) rkey: Rkey,
     /// Number of the lane, from 0.
     pub(crate) index: u16,
+    /// The queue pair of an unreliable lane, which is not the connection's; else 0.
+    pub(crate) qpn: u32,
+    /// The first PSN that it sends; else 0.
+    pub(crate) psn: u32,
 }
 
 /// What one end saw of one round.
@@ -34,6 +39,8 @@ pub(crate) struct RoundResult {
     pub(crate) elapsed: Duration,
     /// Highest rate, in octets a second.
     pub(crate) peak: u64,
+    /// Messages that this end received, if it saw them.
+    pub(crate) received: u64,
     /// Messages whose payload this end verified.
     pub(crate) verified: u64,
     /// Those among them that were wrong.
@@ -83,19 +90,10 @@ pub(crate) enum Message {
     Bye,
 }
 
-/// Flags of a Hello.
-mod flag {
-    pub(super) const CHECK: u16 = 1;
-    pub(super) const CRC: u16 = 2;
-    pub(super) const BIDIRECTIONAL: u16 = 4;
-    pub(super) const ALL_SIZES: u16 = 8;
-    pub(super) const TIMED: u16 = 16;
-}
-
 impl Message {
-    const HELLO: u8 = 1;
+    pub(super) const HELLO: u8 = 1;
     const WELCOME: u8 = 2;
-    const REFUSE: u8 = 3;
+    pub(super) const REFUSE: u8 = 3;
     const LANE: u8 = 4;
     const LANE_ACCEPT: u8 = 5;
     const START: u8 = 6;
@@ -111,7 +109,7 @@ impl Message {
                 .put(session.to_be_bytes())
                 .put(port.to_be_bytes())
                 .put([0; 6]),
-            Self::Refuse(text) => Writer::new(Self::REFUSE).text(text, REFUSAL_LEN),
+            Self::Refuse(text) => Writer::common(Self::REFUSE).text(text, REFUSAL_LEN),
             Self::Lane(keys) => encode_keys(Self::LANE, keys),
             Self::LaneAccept(keys) => encode_keys(Self::LANE_ACCEPT, keys),
             Self::Start { round, size } => Writer::new(Self::START)
@@ -128,7 +126,7 @@ impl Message {
 
     /// Reads a message; octets behind the length that it states are ignored.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let (kind, len) = wire::header(bytes)?;
+        let (kind, len) = wire::header(bytes, Self::REFUSE)?;
         let mut fields = Reader::new(bytes, len)?;
         Ok(match kind {
             Self::HELLO => decode_hello(fields)?,
@@ -168,111 +166,6 @@ impl Message {
     }
 }
 
-fn encode_hello(session: u64, workload: &Workload) -> Writer {
-    let (timed, amount) = match workload.amount {
-        Amount::Iterations(count) => (0, count),
-        Amount::Duration(time) => (
-            flag::TIMED,
-            u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-        ),
-    };
-    let (all, size) = match workload.sizes {
-        Sizes::One(size) => (0, size),
-        Sizes::All => (flag::ALL_SIZES, workload.sizes.largest()),
-    };
-    let flags = [
-        (workload.check, flag::CHECK),
-        (workload.crc, flag::CRC),
-        (workload.bidirectional, flag::BIDIRECTIONAL),
-    ]
-    .into_iter()
-    .filter(|(set, _)| *set)
-    .fold(timed | all, |flags, (_, bit)| flags | bit);
-    Writer::new(Message::HELLO)
-        .put(session.to_be_bytes())
-        .put(amount.to_be_bytes())
-        .put(size.to_be_bytes())
-        .put(workload.tx_depth.to_be_bytes())
-        .put(workload.window.to_be_bytes())
-        .put(workload.slots.to_be_bytes())
-        .put(workload.qps.to_be_bytes())
-        .put(workload.cq_mod.to_be_bytes())
-        .put(workload.inline.to_be_bytes())
-        .put(workload.fpdu.unwrap_or(0).to_be_bytes())
-        .put(flags.to_be_bytes())
-        .put([match workload.metric {
-            Metric::Bandwidth => 0,
-            Metric::Latency => 1,
-        }])
-        .put([match workload.verb {
-            Verb::Write => 0,
-            Verb::Read => 1,
-            Verb::Send => 2,
-        }])
-}
-
-fn decode_hello(mut fields: Reader<'_>) -> Result<Message, Malformed> {
-    let session = fields.u64()?;
-    let amount = fields.u64()?;
-    let size = fields.u32()?;
-    let tx_depth = fields.u32()?;
-    let window = fields.u32()?;
-    let slots = fields.u32()?;
-    let qps = fields.u16()?;
-    let cq_mod = fields.u16()?;
-    let inline = fields.u16()?;
-    let fpdu = fields.u16()?;
-    let flags = fields.u16()?;
-    let [metric, verb] = fields.take()?;
-    let has = |bit| flags & bit != 0;
-    // The server makes buffers and queues of these sizes: nonsense ends here.
-    let limits = [
-        ("amount", amount > 0),
-        ("size", (1..=1 << 30).contains(&size)),
-        ("depth", (1..=8192).contains(&tx_depth)),
-        ("window", (1..=4096).contains(&window)),
-        ("number of slots", (1..=8192).contains(&slots)),
-        ("number of queue pairs", (1..=16_384).contains(&qps)),
-    ];
-    if let Some((name, _)) = limits.into_iter().find(|(_, ok)| !ok) {
-        return Err(Malformed::Field(name));
-    }
-    let workload = Workload {
-        metric: match metric {
-            0 => Metric::Bandwidth,
-            1 => Metric::Latency,
-            _ => return Err(Malformed::Field("metric")),
-        },
-        verb: match verb {
-            0 => Verb::Write,
-            1 => Verb::Read,
-            2 => Verb::Send,
-            _ => return Err(Malformed::Field("verb")),
-        },
-        sizes: if has(flag::ALL_SIZES) {
-            Sizes::All
-        } else {
-            Sizes::One(size)
-        },
-        amount: if has(flag::TIMED) {
-            Amount::Duration(Duration::from_millis(amount))
-        } else {
-            Amount::Iterations(amount)
-        },
-        qps,
-        tx_depth,
-        window,
-        slots,
-        cq_mod,
-        inline,
-        fpdu: (fpdu > 0).then_some(fpdu),
-        bidirectional: has(flag::BIDIRECTIONAL),
-        check: has(flag::CHECK),
-        crc: has(flag::CRC),
-    };
-    Ok(Message::Hello { session, workload })
-}
-
 fn encode_keys(kind: u8, keys: &LaneKeys) -> Writer {
     Writer::new(kind)
         .put(keys.session.to_be_bytes())
@@ -280,14 +173,23 @@ fn encode_keys(kind: u8, keys: &LaneKeys) -> Writer {
         .put(keys.rkey.get().to_be_bytes())
         .put(keys.index.to_be_bytes())
         .put([0; 2])
+        .put(keys.qpn.to_be_bytes())
+        .put(keys.psn.to_be_bytes())
 }
 
 fn decode_keys(mut fields: Reader<'_>) -> Result<LaneKeys, Malformed> {
+    let session = fields.u64()?;
+    let addr = fields.u64()?;
+    let rkey = Rkey::new(fields.u32()?);
+    let index = fields.u16()?;
+    fields.u16()?;
     Ok(LaneKeys {
-        session: fields.u64()?,
-        addr: fields.u64()?,
-        rkey: Rkey::new(fields.u32()?),
-        index: fields.u16()?,
+        session,
+        addr,
+        rkey,
+        index,
+        qpn: fields.u32()?,
+        psn: fields.u32()?,
     })
 }
 
@@ -299,6 +201,7 @@ fn encode_result(result: &RoundResult) -> Writer {
         .put(result.messages.to_be_bytes())
         .put(nanos.to_be_bytes())
         .put(result.peak.to_be_bytes())
+        .put(result.received.to_be_bytes())
         .put(result.verified.to_be_bytes())
         .put(result.wrong.to_be_bytes())
         .text(&result.complaint, MAX_LEN)
@@ -312,6 +215,7 @@ fn decode_result(mut fields: Reader<'_>) -> Result<Message, Malformed> {
         messages: fields.u64()?,
         elapsed: Duration::from_nanos(fields.u64()?),
         peak: fields.u64()?,
+        received: fields.u64()?,
         verified: fields.u64()?,
         wrong: fields.u64()?,
         complaint: fields.text(),
@@ -321,7 +225,7 @@ fn decode_result(mut fields: Reader<'_>) -> Result<Message, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::sample_workload;
+    use crate::plan::{Amount, AtomicOp, Connection, Metric, Sizes, Verb, sample_workload};
 
     fn keys() -> LaneKeys {
         LaneKeys {
@@ -329,6 +233,8 @@ mod tests {
             addr: 0x7f00_1234_5678_9abc,
             rkey: Rkey::new(0xdead_beef),
             index: 7,
+            qpn: 0xab_cdef,
+            psn: 0x12_3456,
         }
     }
 
@@ -355,6 +261,7 @@ mod tests {
                 messages: 10,
                 elapsed: Duration::from_nanos(123_456_789),
                 peak: 5_000_000_000,
+                received: 8,
                 verified: 9,
                 wrong: 1,
                 complaint: "lane 0, message 3".into(),
@@ -402,7 +309,7 @@ mod tests {
             },
             Workload {
                 verb: Verb::Read,
-                sizes: Sizes::All,
+                sizes: Sizes::ALL,
                 ..base
             },
             Workload {
@@ -431,6 +338,31 @@ mod tests {
                 ..base
             },
             Workload { crc: true, ..base },
+            Workload { imm: true, ..base },
+            Workload {
+                verb: Verb::Atomic,
+                atomic: AtomicOp::FetchAdd,
+                sizes: Sizes::One(8),
+                ..base
+            },
+            Workload {
+                verb: Verb::Atomic,
+                atomic: AtomicOp::CompareSwap,
+                sizes: Sizes::One(8),
+                ..base
+            },
+            Workload {
+                connection: Connection::Uc,
+                mtu: Some(4096),
+                ..base
+            },
+            Workload {
+                verb: Verb::Send,
+                connection: Connection::Ud,
+                mtu: Some(1024),
+                sizes: Sizes::UpTo(512),
+                ..base
+            },
         ] {
             let hello = Message::Hello {
                 session: 1,
@@ -460,7 +392,7 @@ mod tests {
             workload: sample_workload(),
         }
         .encode();
-        let mut expect = b"SVXC\x01\x01\x00\x34".to_vec();
+        let mut expect = b"SVXC\x02\x01\x00\x38".to_vec();
         expect.extend([1, 2, 3, 4, 5, 6, 7, 8]);
         expect.extend(5000_u64.to_be_bytes());
         for word in [65_536_u32, 128, 512, 1] {
@@ -469,7 +401,7 @@ mod tests {
         for half in [1_u16, 0, 0, 0, 0] {
             expect.extend(half.to_be_bytes());
         }
-        expect.extend([0, 0]);
+        expect.extend([0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes, expect);
     }
 
@@ -501,5 +433,23 @@ mod tests {
         );
         assert_eq!(with(50, &[9]), Err(Malformed::Field("metric")));
         assert_eq!(with(51, &[9]), Err(Malformed::Field("verb")));
+        assert_eq!(with(52, &[1]), Err(Malformed::Field("path MTU")));
+        assert_eq!(with(54, &[0, 1]), Err(Malformed::Field("path MTU")));
+        let nonsense = Err(Malformed::Field("combination of options"));
+        assert_eq!(with(51, &[3]), nonsense, "atomics of 64 KiB");
+        assert_eq!(with(51, &[0, 2, 0, 4, 0]), nonsense, "written datagrams");
+        assert_eq!(with(51, &[2, 2, 0, 4, 0]), nonsense, "long datagrams");
+        assert_eq!(with(51, &[1, 1, 0, 4, 0]), nonsense, "unreliable reads");
+    }
+
+    #[test]
+    fn refusals_are_read_in_every_version() {
+        let refusal = Message::Refuse("no".into());
+        let mut bytes = refusal.encode();
+        assert_eq!(bytes[4], 1, "as the first version sent it");
+        bytes[4] = 77;
+        assert_eq!(Message::decode(&bytes), Ok(refusal));
+        bytes[5] = 9;
+        assert_eq!(Message::decode(&bytes), Err(Malformed::Version(77)));
     }
 }

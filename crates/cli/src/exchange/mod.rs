@@ -2,6 +2,7 @@
 //! by the RDMA CM and Sends, or by a plain TCP connection.
 
 mod cm;
+mod hello;
 mod message;
 mod tcp;
 mod wire;

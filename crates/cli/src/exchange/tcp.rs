@@ -135,7 +135,7 @@ impl TcpControl {
             return Ok(None);
         }
         let malformed = |error: wire::Malformed| Failure::run(error.to_string());
-        let (_, len) = wire::header(&self.received).map_err(malformed)?;
+        let (_, len) = wire::header(&self.received, Message::REFUSE).map_err(malformed)?;
         if self.received.len() < len {
             return Ok(None);
         }

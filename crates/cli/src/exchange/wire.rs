@@ -4,7 +4,11 @@
 pub(crate) const MAGIC: [u8; 4] = *b"SVXC";
 
 /// The version of the layout and of the conversation. A peer of another one is refused.
-pub(crate) const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 2;
+
+/// The version that refusals carry and that all versions read, so that a peer of another version
+/// is told why it is refused.
+const COMMON_VERSION: u8 = 1;
 
 /// Octets of the header: magic, version, kind, length.
 pub(crate) const HEADER_LEN: usize = 8;
@@ -38,9 +42,18 @@ pub(crate) struct Writer(Vec<u8>);
 impl Writer {
     /// Starts a message of this kind.
     pub(crate) fn new(kind: u8) -> Self {
+        Self::of_version(VERSION, kind)
+    }
+
+    /// Starts a message that peers of all versions read.
+    pub(crate) fn common(kind: u8) -> Self {
+        Self::of_version(COMMON_VERSION, kind)
+    }
+
+    fn of_version(version: u8, kind: u8) -> Self {
         let mut bytes = Vec::with_capacity(64);
         bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&[VERSION, kind, 0, 0]);
+        bytes.extend_from_slice(&[version, kind, 0, 0]);
         Self(bytes)
     }
 
@@ -70,8 +83,9 @@ impl Writer {
     }
 }
 
-/// Reads the header: the kind, and the length of the whole message.
-pub(crate) fn header(bytes: &[u8]) -> Result<(u8, usize), Malformed> {
+/// Reads the header: the kind, and the length of the whole message. Of other versions, only
+/// messages of the kind `common` are read.
+pub(crate) fn header(bytes: &[u8], common: u8) -> Result<(u8, usize), Malformed> {
     // Somebody else's private data may be of any length, or none.
     if !bytes.starts_with(&MAGIC) {
         return Err(Malformed::Magic);
@@ -80,7 +94,7 @@ pub(crate) fn header(bytes: &[u8]) -> Result<(u8, usize), Malformed> {
         return Err(Malformed::Short);
     };
     let [_, _, _, _, version, kind, l0, l1] = *header;
-    if version != VERSION {
+    if version != VERSION && kind != common {
         return Err(Malformed::Version(version));
     }
     let len = usize::from(u16::from_be_bytes([l0, l1]));
@@ -138,21 +152,21 @@ mod tests {
     #[test]
     fn header_layout() {
         let bytes = Writer::new(7).put([1, 2]).finish();
-        assert_eq!(bytes, [b'S', b'V', b'X', b'C', 1, 7, 0, 10, 1, 2]);
-        assert_eq!(header(&bytes), Ok((7, 10)));
+        assert_eq!(bytes, [b'S', b'V', b'X', b'C', 2, 7, 0, 10, 1, 2]);
+        assert_eq!(header(&bytes, 3), Ok((7, 10)));
     }
 
     #[test]
     fn headers_that_are_none() {
         let good = Writer::new(1).finish();
-        assert_eq!(header(&good[..7]), Err(Malformed::Short));
+        assert_eq!(header(&good[..7], 3), Err(Malformed::Short));
         for stranger in [&b"MPA ID Req Frame"[..], b"SVX", b""] {
-            assert_eq!(header(stranger), Err(Malformed::Magic));
+            assert_eq!(header(stranger, 3), Err(Malformed::Magic));
         }
         let with = |at: usize, value| {
             let mut bytes = good.clone();
             bytes[at] = value;
-            header(&bytes)
+            header(&bytes, 3)
         };
         assert_eq!(with(4, 9), Err(Malformed::Version(9)));
         assert_eq!(with(7, 3), Err(Malformed::Field("length")));
@@ -160,10 +174,18 @@ mod tests {
     }
 
     #[test]
+    fn one_kind_is_read_in_every_version() {
+        let old = Writer::common(3).finish();
+        assert_eq!(old[4], 1);
+        assert_eq!(header(&old, 3), Ok((3, 8)));
+        assert_eq!(header(&old, 4), Err(Malformed::Version(1)));
+    }
+
+    #[test]
     fn padding_is_not_read() {
         let mut bytes = Writer::new(1).text("hello", 56).finish();
         bytes.resize(56, 0);
-        let (_, len) = header(&bytes).unwrap();
+        let (_, len) = header(&bytes, 3).unwrap();
         assert_eq!(Reader::new(&bytes, len).unwrap().text(), "hello");
         assert!(Reader::new(&bytes[..9], len).is_err());
     }

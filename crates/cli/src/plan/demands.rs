@@ -1,6 +1,6 @@
 //! What the user of a server insists on.
 
-use super::{Amount, Metric, Sizes, Verb, Workload};
+use super::{Amount, AtomicOp, Connection, Metric, Sizes, Verb, Workload};
 
 /// The options that were given to a server, each of which a client must have too. What was not
 /// given is for the client to choose.
@@ -8,6 +8,14 @@ use super::{Amount, Metric, Sizes, Verb, Workload};
 pub(crate) struct Demands {
     /// The verb.
     pub(crate) verb: Option<Verb>,
+    /// `-A`.
+    pub(crate) atomic: Option<AtomicOp>,
+    /// `-c`.
+    pub(crate) connection: Option<Connection>,
+    /// `--mtu`.
+    pub(crate) mtu: Option<u16>,
+    /// `--imm`.
+    pub(crate) imm: bool,
     /// `-s` or `-a`.
     pub(crate) sizes: Option<Sizes>,
     /// `-n` or `-D`.
@@ -46,7 +54,24 @@ impl Demands {
                 client.verb
             ));
         }
-        if let Some(sizes) = self.sizes.filter(|sizes| *sizes != client.sizes) {
+        if let Some(atomic) = self.atomic.filter(|atomic| *atomic != client.atomic) {
+            return Some(format!(
+                "this server measures {atomic}, the client {}",
+                client.atomic
+            ));
+        }
+        if let Some(here) = self.connection.filter(|here| *here != client.connection) {
+            return Some(format!(
+                "the server has -c {here}, the client -c {}",
+                client.connection
+            ));
+        }
+        // How far all sizes go may depend on the path MTU, which the client knows.
+        let same = |sizes: &Sizes| match (sizes, client.sizes) {
+            (Sizes::UpTo(_), Sizes::UpTo(_)) => true,
+            (here, there) => *here == there,
+        };
+        if let Some(sizes) = self.sizes.filter(|sizes| !same(sizes)) {
             return Some(format!(
                 "the server has {sizes}, the client {}",
                 client.sizes
@@ -65,6 +90,11 @@ impl Demands {
                 "-t",
                 self.tx_depth.filter(|_| !client.check),
                 client.tx_depth,
+            ),
+            (
+                "--mtu",
+                self.mtu.map(u32::from),
+                client.mtu.map_or(0, u32::from),
             ),
             ("-Q", self.cq_mod.map(u32::from), u32::from(client.cq_mod)),
             ("-I", self.inline.map(u32::from), u32::from(client.inline)),
@@ -91,6 +121,7 @@ impl Demands {
         }
         let switches = [
             ("-b", self.bidirectional, client.bidirectional),
+            ("--imm", self.imm, client.imm),
             ("--check", self.check, client.check),
         ];
         switches
@@ -134,7 +165,7 @@ mod tests {
             ),
             (
                 Demands {
-                    sizes: Some(Sizes::All),
+                    sizes: Some(Sizes::ALL),
                     ..none
                 },
                 "-a",
@@ -195,6 +226,28 @@ mod tests {
                 },
                 "--check",
             ),
+            (
+                Demands {
+                    atomic: Some(AtomicOp::CompareSwap),
+                    ..none
+                },
+                "cmp-swap",
+            ),
+            (
+                Demands {
+                    connection: Some(Connection::Ud),
+                    ..none
+                },
+                "-c UD",
+            ),
+            (
+                Demands {
+                    mtu: Some(1024),
+                    ..none
+                },
+                "--mtu 1024",
+            ),
+            (Demands { imm: true, ..none }, "--imm"),
         ];
         for (demands, word) in cases {
             let text = demands.refuse(Metric::Bandwidth, &sample()).expect(word);

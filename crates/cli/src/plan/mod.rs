@@ -15,7 +15,7 @@ pub(crate) use ping::{PingPlan, PingRole};
 pub(crate) use traffic::{Local, Role, ServerPlan, TrafficPlan};
 #[cfg(test)]
 pub(crate) use workload::tests::sample as sample_workload;
-pub(crate) use workload::{Amount, Metric, Sizes, Verb, Workload};
+pub(crate) use workload::{Amount, AtomicOp, Connection, Metric, Sizes, Verb, Workload};
 
 /// One of the things that this program does.
 #[derive(Debug)]

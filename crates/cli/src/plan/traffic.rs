@@ -7,7 +7,7 @@ use std::time::Duration;
 use softverbs::Transport;
 use softverbs::fault::Plan as Faults;
 
-use super::{Amount, Demands, Metric, Sizes, Verb, Workload};
+use super::{Amount, AtomicOp, Connection, Demands, Metric, Sizes, Verb, Workload};
 use crate::args::{BwArgs, LatArgs, TrafficArgs};
 use crate::failure::{Failure, Outcome};
 
@@ -82,85 +82,42 @@ const LARGEST: u64 = 1 << 30;
 impl TrafficPlan {
     /// The plan of `bw`.
     pub(crate) fn bandwidth(args: BwArgs) -> Outcome<Self> {
-        let common = args.common;
-        let (verb, host) = split_words(&common.words)?;
-        let sizes = sizes(&common)?;
-        let amount = amount(&common);
         let tx_depth = args.tx_depth.unwrap_or(128);
         if args.cq_mod.is_some_and(|count| u32::from(count) > tx_depth) {
             return Err(Failure::usage(
                 "-Q must not exceed -t: the queue would be full before its first completion",
             ));
         }
-        let used_verb = verb.unwrap_or(Verb::Write);
+        let (host, asked) = Asked::new(&args.common)?;
         let workload = Workload {
-            metric: Metric::Bandwidth,
-            verb: used_verb,
-            sizes: sizes.unwrap_or(Sizes::One(65_536)),
-            amount: amount.unwrap_or(Amount::Iterations(5000)),
             qps: args.qps.unwrap_or(1),
             tx_depth,
-            window: 0,
-            slots: 0,
             cq_mod: args.cq_mod.unwrap_or(0),
-            inline: inline(&common, used_verb, 0)?,
-            fpdu: common.fpdu,
             bidirectional: args.bidirectional,
-            check: common.check,
-            crc: common.crc,
+            ..asked.workload(&args.common, Metric::Bandwidth)?
         };
         let demands = Demands {
-            verb,
-            sizes,
-            amount,
             qps: args.qps,
             tx_depth: args.tx_depth,
             cq_mod: args.cq_mod,
-            inline: common.inline,
-            fpdu: common.fpdu,
             bidirectional: args.bidirectional,
-            check: common.check,
+            ..asked.demands(&args.common)
         };
-        Self::finish(common, host, workload, demands)
+        Self::finish(args.common, host, workload, demands)
     }
 
     /// The plan of `lat`.
     pub(crate) fn latency(args: LatArgs) -> Outcome<Self> {
         let common = args.common;
-        let (verb, host) = split_words(&common.words)?;
-        let sizes = sizes(&common)?;
-        let amount = amount(&common);
-        let used_verb = verb.unwrap_or(Verb::Send);
-        if common.events && !common.server && used_verb == Verb::Write {
+        let (host, asked) = Asked::new(&common)?;
+        let workload = asked.workload(&common, Metric::Latency)?;
+        let demands = asked.demands(&common);
+        let watches = workload.verb == Verb::Write && !workload.takes_receives();
+        if common.events && !common.server && watches {
             return Err(Failure::usage(
                 "-e does not go with `lat write`: its ends watch memory, which raises no event",
             ));
         }
-        let workload = Workload {
-            metric: Metric::Latency,
-            verb: used_verb,
-            sizes: sizes.unwrap_or(Sizes::One(8)),
-            amount: amount.unwrap_or(Amount::Iterations(1000)),
-            qps: 1,
-            tx_depth: 1,
-            window: 0,
-            slots: 0,
-            cq_mod: 0,
-            inline: inline(&common, used_verb, 64)?,
-            fpdu: common.fpdu,
-            bidirectional: false,
-            check: common.check,
-            crc: common.crc,
-        };
-        let demands = Demands {
-            verb,
-            sizes,
-            amount,
-            inline: common.inline,
-            fpdu: common.fpdu,
-            check: common.check,
-            ..Demands::default()
-        };
         Self::finish(common, host, workload, demands)
     }
 
@@ -171,15 +128,9 @@ impl TrafficPlan {
         workload: Workload,
         demands: Demands,
     ) -> Outcome<Self> {
-        let of_device = args.device.as_deref().and_then(|device| {
-            let is_roce = device.starts_with("roce_");
-            is_roce.then_some(Transport::Roce)
-        });
-        let transport = args.transport.map(Transport::from).or(of_device);
-        if transport == Some(Transport::Roce) && (args.crc || args.fpdu.is_some()) {
-            return Err(Failure::usage(
-                "--crc and --fpdu are options of iWARP, not of RoCE",
-            ));
+        let transport = transport(&args)?;
+        if let Some(transport) = transport {
+            workload.check_transport(transport)?;
         }
         let role = match (host, args.server) {
             (Some(host), true) => {
@@ -223,6 +174,162 @@ impl TrafficPlan {
     }
 }
 
+/// What `bw` and `lat` were asked for alike.
+struct Asked {
+    verb: Option<Verb>,
+    sizes: Option<Sizes>,
+    amount: Option<Amount>,
+    connection: Option<Connection>,
+    atomic: Option<AtomicOp>,
+}
+
+impl Asked {
+    /// From the arguments; the address of the server comes beside it.
+    fn new(args: &TrafficArgs) -> Outcome<(Option<String>, Self)> {
+        let (verb, host) = split_words(&args.words)?;
+        let asked = Self {
+            verb,
+            sizes: sizes(args)?,
+            amount: amount(args),
+            connection: args.connection.map(Connection::from),
+            atomic: args.atomic_type.map(AtomicOp::from),
+        };
+        Ok((host, asked))
+    }
+
+    /// The measurement, without what only bandwidth has.
+    fn workload(&self, args: &TrafficArgs, metric: Metric) -> Outcome<Workload> {
+        let connection = self.connection.unwrap_or_default();
+        let usual = match (metric, connection) {
+            (_, Connection::Ud) | (Metric::Latency, _) => Verb::Send,
+            (Metric::Bandwidth, _) => Verb::Write,
+        };
+        let verb = self.verb.unwrap_or(usual);
+        check_connection(connection, verb)?;
+        self.check_atomic(args, verb)?;
+        if args.imm && verb != Verb::Send && verb != Verb::Write {
+            return Err(Failure::usage(format!(
+                "--imm does not go with {verb}: Sends and Writes carry immediate data"
+            )));
+        }
+        let (bandwidth, latency) = ((5000, 0), (1000, 64));
+        let (iterations, usual_inline) = match metric {
+            Metric::Bandwidth => bandwidth,
+            Metric::Latency => latency,
+        };
+        let usual_size = match (metric, connection) {
+            _ if verb == Verb::Atomic => 8,
+            (Metric::Latency, _) => 8,
+            (Metric::Bandwidth, Connection::Ud) => args.mtu.unwrap_or(1024).into(),
+            (Metric::Bandwidth, _) => 65_536,
+        };
+        let sizes = match self.sizes {
+            None => Sizes::One(usual_size),
+            // The port says how much a packet holds; until it is known, what was asked for.
+            Some(Sizes::UpTo(_)) if connection == Connection::Ud => {
+                Sizes::UpTo(args.mtu.unwrap_or(4096).into())
+            }
+            Some(sizes) => sizes,
+        };
+        if let Some(mtu) = args.mtu
+            && connection == Connection::Ud
+        {
+            Workload::check_datagram(sizes.largest(), mtu)?;
+        }
+        Ok(Workload {
+            metric,
+            verb,
+            atomic: self.atomic.unwrap_or_default(),
+            connection,
+            mtu: args.mtu,
+            imm: args.imm,
+            sizes,
+            amount: self.amount.unwrap_or(Amount::Iterations(iterations)),
+            qps: 1,
+            tx_depth: 1,
+            window: 0,
+            slots: 0,
+            cq_mod: 0,
+            inline: inline(args, verb, usual_inline)?,
+            fpdu: args.fpdu,
+            bidirectional: false,
+            check: args.check,
+            crc: args.crc,
+        })
+    }
+
+    fn check_atomic(&self, args: &TrafficArgs, verb: Verb) -> Outcome<()> {
+        if verb != Verb::Atomic {
+            // A server may leave the verb to its clients.
+            if self.atomic.is_some() && !(args.server && self.verb.is_none()) {
+                return Err(Failure::usage(format!(
+                    "-A goes with the verb atomic, not with {verb}"
+                )));
+            }
+            return Ok(());
+        }
+        match self.sizes {
+            None | Some(Sizes::One(8)) => Ok(()),
+            Some(sizes) => Err(Failure::usage(format!(
+                "an atomic operation has 8 octets: no {sizes}"
+            ))),
+        }
+    }
+
+    fn demands(&self, args: &TrafficArgs) -> Demands {
+        Demands {
+            verb: self.verb,
+            atomic: self.atomic,
+            connection: self.connection,
+            mtu: args.mtu,
+            imm: args.imm,
+            sizes: self.sizes,
+            amount: self.amount,
+            inline: args.inline,
+            fpdu: args.fpdu,
+            check: args.check,
+            ..Demands::default()
+        }
+    }
+}
+
+/// Refuses operations that a service has not got.
+fn check_connection(connection: Connection, verb: Verb) -> Outcome<()> {
+    let has = match connection {
+        Connection::Rc => return Ok(()),
+        Connection::Uc if matches!(verb, Verb::Write | Verb::Send) => return Ok(()),
+        Connection::Ud if verb == Verb::Send => return Ok(()),
+        Connection::Uc => "write and send",
+        Connection::Ud => "send",
+    };
+    Err(Failure::usage(format!(
+        "-c {connection} does not go with {verb}: it has {has} only"
+    )))
+}
+
+/// The transport that was asked for, by its name, by that of a device, or by what only one has.
+fn transport(args: &TrafficArgs) -> Outcome<Option<Transport>> {
+    let of_device = args.device.as_deref().and_then(|device| {
+        let named = [("roce_", Transport::Roce), ("iw_", Transport::Iwarp)];
+        let named = named.into_iter().find(|(name, _)| device.starts_with(name));
+        named.map(|(_, transport)| transport)
+    });
+    let by_name = args.transport.map(Transport::from);
+    if let (Some(named), Some(of_device)) = (by_name, of_device)
+        && named != of_device
+    {
+        return Err(Failure::usage(format!(
+            "-d {} is a device of the transport {}, not of {}",
+            args.device.as_deref().unwrap_or_default(),
+            of_device.name(),
+            named.name()
+        )));
+    }
+    let unreliable = args.connection.map(Connection::from).unwrap_or_default() != Connection::Rc;
+    let implied = (unreliable || args.mtu.is_some()).then_some(Transport::Roce);
+    Ok(by_name.or(of_device).or(implied))
+}
+
 /// Tells the verb from the address: a verb is what has the name of one. The first place is its
 /// usual one.
 fn split_words(words: &[String]) -> Outcome<(Option<Verb>, Option<String>)> {
@@ -236,7 +343,7 @@ fn split_words(words: &[String]) -> Outcome<(Option<Verb>, Option<String>)> {
             (Some(verb), _) => Ok((Some(verb), Some(second.clone()))),
             (None, Some(verb)) => Ok((Some(verb), Some(first.clone()))),
             (None, None) => Err(Failure::usage(format!(
-                "neither `{first}` nor `{second}` is a verb: write, read or send"
+                "neither `{first}` nor `{second}` is a verb: write, read, send or atomic"
             ))),
         },
     }
@@ -245,7 +352,7 @@ fn split_words(words: &[String]) -> Outcome<(Option<Verb>, Option<String>)> {
 /// The sizes that were asked for, if any.
 fn sizes(args: &TrafficArgs) -> Outcome<Option<Sizes>> {
     if args.all {
-        return Ok(Some(Sizes::All));
+        return Ok(Some(Sizes::ALL));
     }
     args.size
         .map(|size| match u32::try_from(size) {
@@ -267,10 +374,10 @@ fn amount(args: &TrafficArgs) -> Option<Amount> {
 /// The largest message to hand over inline.
 fn inline(args: &TrafficArgs, verb: Verb, usual: u16) -> Outcome<u16> {
     match (verb, args.inline) {
-        (Verb::Read, Some(1..)) if !args.server => Err(Failure::usage(
-            "-I does not go with read: its payload comes from the other end",
-        )),
-        (Verb::Read, _) => Ok(0),
+        (Verb::Read | Verb::Atomic, Some(1..)) if !args.server => Err(Failure::usage(format!(
+            "-I does not go with {verb}: its payload comes from the other end"
+        ))),
+        (Verb::Read | Verb::Atomic, _) => Ok(0),
         (_, inline) => Ok(inline.unwrap_or(usual)),
     }
 }

@@ -97,7 +97,7 @@ fn short_names() {
     );
     assert!(load.bidirectional);
     assert_eq!(load.cq_mod, 4);
-    assert_eq!(workload("bw -a").sizes, Sizes::All);
+    assert_eq!(workload("bw -a").sizes, Sizes::ALL);
     assert_eq!(
         workload("bw -D 1.5").amount,
         Amount::Duration(Duration::from_millis(1500))
@@ -125,7 +125,7 @@ fn long_names() {
         (10, 10, 10, 4)
     );
     assert!(load.bidirectional && load.crc && load.check);
-    assert_eq!(workload("lat --all").sizes, Sizes::All);
+    assert_eq!(workload("lat --all").sizes, Sizes::ALL);
     assert_eq!(
         workload("lat --duration 2").amount,
         Amount::Duration(Duration::from_secs(2))
@@ -173,8 +173,24 @@ fn a_server_demands_what_its_user_typed() {
         fpdu: Some(999),
         bidirectional: true,
         check: true,
+        ..Demands::default()
     };
     assert_eq!(demands, expect);
+    let demands = server("bw --server atomic -A cmp-swap").demands;
+    assert_eq!(
+        (demands.verb, demands.atomic),
+        (Some(Verb::Atomic), Some(AtomicOp::CompareSwap))
+    );
+    let demands = server("bw --server -c uc --mtu 512 --imm").demands;
+    assert_eq!(
+        (demands.verb, demands.connection, demands.mtu, demands.imm),
+        (None, Some(Connection::Uc), Some(512), true)
+    );
+    // It may leave the verb to the client.
+    assert_eq!(
+        server("bw --server -A fetch-add").demands.atomic,
+        Some(AtomicOp::FetchAdd)
+    );
     // A server may sleep on events whatever the verb turns out to be.
     assert_eq!(
         server("lat --server -e write").demands.verb,
@@ -192,10 +208,89 @@ fn a_server_agrees_with_a_client_of_the_same_options() {
         "lat",
         "lat read -s 3",
         "lat write -I 10 --check",
+        "bw atomic -A cmp-swap",
+        "lat atomic",
+        "bw write --imm --mtu 2048",
+        "bw -c UC -q 3",
+        "bw -c UD -a --mtu 512",
+        "lat -c UD --imm",
     ] {
         let demands = server(&format!("{options} --server")).demands;
         let client = workload(options);
         assert_eq!(demands.refuse(client.metric, &client), None, "{options}");
+    }
+}
+
+#[test]
+fn services_and_atomics() {
+    let plan_of = |line: &str| plan(line).expect(line);
+    let load = workload("bw atomic -q 2");
+    assert_eq!(
+        (load.verb, load.atomic, load.sizes, load.slots),
+        (
+            Verb::Atomic,
+            AtomicOp::FetchAdd,
+            Sizes::One(8),
+            load.tx_depth
+        )
+    );
+    let load = workload("lat atomic -A cmp-swap -s 8");
+    assert_eq!(load.atomic, AtomicOp::CompareSwap);
+    // What only RoCE has chooses RoCE.
+    for line in [
+        "bw -c UC",
+        "bw -c ud",
+        "bw --mtu 1024",
+        "bw -c RC --mtu 1024",
+    ] {
+        assert_eq!(plan_of(line).transport, Some(Transport::Roce), "{line}");
+    }
+    assert_eq!(plan_of("bw -c RC").transport, None);
+    assert_eq!(plan_of("bw -d iw_lo").transport, Some(Transport::Iwarp));
+    // The usual verb and size are those that the service has.
+    let load = workload("bw -c UD");
+    assert_eq!((load.verb, load.sizes), (Verb::Send, Sizes::One(1024)));
+    assert_eq!(workload("bw -c UD --mtu 256").sizes, Sizes::One(256));
+    assert_eq!(workload("bw -c UD -a").sizes, Sizes::UpTo(4096));
+    assert_eq!(workload("bw -c UD -a --mtu 512").sizes, Sizes::UpTo(512));
+    assert_eq!(workload("bw -c UC").verb, Verb::Write);
+    assert_eq!(workload("lat -c UC").verb, Verb::Send);
+    assert_eq!(workload("bw -q 2").qps, workload("bw --qp 2").qps);
+    // Writes with immediate data show at their target, which may sleep.
+    assert!(plan_of("lat write --imm -e").events);
+    assert!(plan_of("lat write -c UC -e").events);
+}
+
+#[test]
+fn refusals_say_why() {
+    for (line, word) in [
+        ("bw -c UC read", "write and send"),
+        ("bw -c UD write", "send only"),
+        ("lat -c UD atomic", "send only"),
+        ("bw -c UC atomic", "write and send"),
+        ("bw -c RD", "RC, UC, UD"),
+        ("bw -c UD -s 1025 --mtu 1024", "path MTU, 1024"),
+        ("bw -c UC --transport iwarp", "services of RoCE"),
+        ("bw -c UD -d iw_lo", "services of RoCE"),
+        ("bw --mtu 1024 --transport iwarp", "--fpdu"),
+        ("bw --mtu 1024 -d iw_lo", "--fpdu"),
+        ("bw --mtu 1000", "256, 512, 1024"),
+        ("bw --mtu 1024 --crc", "options of iWARP"),
+        ("bw -c UD -m 1000", "options of iWARP"),
+        ("bw send --imm --transport iwarp", "--transport roce"),
+        ("bw read --imm", "--imm does not go with read"),
+        ("bw atomic --imm", "--imm does not go with atomic"),
+        ("bw atomic -s 16", "8 octets"),
+        ("bw atomic -a", "8 octets"),
+        ("bw atomic -I 8", "-I does not go with atomic"),
+        ("bw -A fetch-add", "-A goes with the verb atomic"),
+        ("bw atomic -A add", "fetch-add, cmp-swap"),
+        ("bw -d roce_lo --transport iwarp", "not of iwarp"),
+    ] {
+        match plan(line) {
+            Err(Failure::Usage(text)) => assert!(text.contains(word), "{line}: {text}"),
+            other => panic!("{line}: {other:?}"),
+        }
     }
 }
 

@@ -3,6 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use softverbs::Transport;
+
+use crate::failure::{Failure, Outcome};
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Metric {
@@ -30,6 +34,8 @@ pub(crate) enum Verb {
     Read,
     /// Send into a posted receive.
     Send,
+    /// An atomic operation on a word of the peer's.
+    Atomic,
 }
 
 impl Verb {
@@ -39,6 +45,7 @@ impl Verb {
             "write" => Some(Self::Write),
             "read" => Some(Self::Read),
             "send" => Some(Self::Send),
+            "atomic" => Some(Self::Atomic),
             _ => None,
         }
     }
@@ -50,36 +57,83 @@ impl fmt::Display for Verb {
             Self::Write => "write",
             Self::Read => "read",
             Self::Send => "send",
+            Self::Atomic => "atomic",
         })
     }
 }
+
+/// The atomic operation of [`Verb::Atomic`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum AtomicOp {
+    /// Add one to a word that all queue pairs share.
+    #[default]
+    FetchAdd,
+    /// Replace a word of the queue pair's own by the number that follows.
+    CompareSwap,
+}
+
+impl fmt::Display for AtomicOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::FetchAdd => "fetch-add",
+            Self::CompareSwap => "cmp-swap",
+        })
+    }
+}
+
+/// The service of the data queue pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Connection {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection: messages may be lost, Writes and Sends.
+    Uc,
+    /// Unreliable datagrams: messages may be lost, Sends of one packet.
+    Ud,
+}
+
+impl fmt::Display for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
+}
+
+/// Octets in front of a datagram, for the network header.
+const GRH: u32 = 40;
 
 /// Which message sizes are measured, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sizes {
     /// This one.
     One(u32),
-    /// Every power of two from 2 to 8 Mi.
-    All,
+    /// Every power of two from 2 to this one.
+    UpTo(u32),
 }
 
 impl Sizes {
-    /// Binary logarithms of the smallest and the largest of all sizes.
-    const ALL: std::ops::RangeInclusive<u32> = 1..=23;
+    /// All sizes, where nothing limits them: up to 8 Mi.
+    pub(crate) const ALL: Self = Self::UpTo(1 << 23);
 
     /// Each size in turn.
     pub(crate) fn each(self) -> Vec<u32> {
         match self {
             Self::One(size) => vec![size],
-            Self::All => Self::ALL.map(|log| 1 << log).collect(),
+            Self::UpTo(largest) => (1..31)
+                .map(|log| 1 << log)
+                .take_while(|size| *size <= largest)
+                .collect(),
         }
     }
 
     /// The largest: buffers are made for it.
     pub(crate) fn largest(self) -> u32 {
         match self {
-            Self::One(size) => size,
-            Self::All => 1 << *Self::ALL.end(),
+            Self::One(size) | Self::UpTo(size) => size,
         }
     }
 }
@@ -88,7 +142,7 @@ impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::One(size) => write!(f, "-s {size}"),
-            Self::All => f.write_str("-a"),
+            Self::UpTo(_) => f.write_str("-a"),
         }
     }
 }
@@ -116,8 +170,17 @@ impl fmt::Display for Amount {
 pub(crate) struct Workload {
     /// Bandwidth or latency.
     pub(crate) metric: Metric,
-    /// Write, read or send.
+    /// Write, read, send or atomic.
     pub(crate) verb: Verb,
+    /// Which atomic operation, with that verb.
+    pub(crate) atomic: AtomicOp,
+    /// The service of the queue pairs.
+    pub(crate) connection: Connection,
+    /// Path MTU in octets, if not the library's choice; unreliable services always have one.
+    pub(crate) mtu: Option<u16>,
+    /// Every message carries its number as immediate data, and that is verified. Unreliable
+    /// services do so in any case.
+    pub(crate) imm: bool,
     /// Message sizes.
     pub(crate) sizes: Sizes,
     /// Length of the run for each size.
@@ -126,7 +189,7 @@ pub(crate) struct Workload {
     pub(crate) qps: u16,
     /// Messages that one queue pair may have under way at the sender.
     pub(crate) tx_depth: u32,
-    /// Receives for messages that one queue pair has posted at the receiver (send only).
+    /// Receives for messages that one queue pair has posted at the receiver, if they take any.
     pub(crate) window: u32,
     /// Buffers a queue pair and direction; 1 if all messages share one.
     pub(crate) slots: u32,
@@ -166,13 +229,89 @@ impl Workload {
             self.tx_depth = self.tx_depth.min(self.slots);
             self.window = self.window.min(self.slots);
         }
+        if self.verb == Verb::Atomic {
+            // Every old value is looked at.
+            self.slots = self.tx_depth;
+        }
         self
+    }
+
+    /// Refuses what the transport has not got.
+    pub(crate) fn check_transport(&self, transport: Transport) -> Outcome<()> {
+        let refuse = |text: &str| Err(Failure::usage(text));
+        match transport {
+            Transport::Roce if self.crc || self.fpdu.is_some() => {
+                refuse("--crc and --fpdu are options of iWARP, not of RoCE")
+            }
+            Transport::Iwarp if !self.is_reliable() => {
+                refuse("-c UC and -c UD are services of RoCE: iWARP has RC only")
+            }
+            Transport::Iwarp if self.mtu.is_some() => {
+                refuse("--mtu is an option of RoCE; iWARP has --fpdu")
+            }
+            Transport::Iwarp if self.imm && self.verb == Verb::Send => {
+                refuse("a Send carries immediate data on RoCE only: use --transport roce")
+            }
+            Transport::Roce | Transport::Iwarp => Ok(()),
+        }
+    }
+
+    /// Refuses a datagram that does not fit into one packet.
+    pub(crate) fn check_datagram(size: u32, mtu: u16) -> Outcome<()> {
+        if size <= mtu.into() {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "a datagram of {size} octets does not fit into the path MTU, {mtu}: -s {mtu} at most"
+        )))
+    }
+
+    /// What is lost is sent again.
+    pub(crate) fn is_reliable(&self) -> bool {
+        self.connection == Connection::Rc
+    }
+
+    /// Messages carry immediate data.
+    pub(crate) fn carries_imm(&self) -> bool {
+        self.imm || !self.is_reliable()
+    }
+
+    /// The receiver sees each message, since it takes a receive.
+    pub(crate) fn takes_receives(&self) -> bool {
+        self.verb == Verb::Send || self.carries_imm()
+    }
+
+    /// The peer answers each message by itself.
+    pub(crate) fn is_answered(&self) -> bool {
+        matches!(self.verb, Verb::Read | Verb::Atomic)
+    }
+
+    /// Every message in flight has a buffer of its own, in which it is looked at.
+    pub(crate) fn has_own_buffers(&self) -> bool {
+        self.check || self.verb == Verb::Atomic
+    }
+
+    /// A received message lies in the buffer of its own receive.
+    pub(crate) fn is_checked_in_receives(&self) -> bool {
+        self.check && self.verb == Verb::Send
+    }
+
+    /// Octets in front of a received message.
+    pub(crate) fn headroom(&self) -> u32 {
+        if self.connection == Connection::Ud {
+            GRH
+        } else {
+            0
+        }
     }
 
     /// How many messages of `size` share one completion: small messages profit from few
     /// completions, large ones do not notice them. Never more than may be under way.
     pub(crate) fn signal_every(&self, size: u32) -> u32 {
+        let timed = matches!(self.amount, Amount::Duration(_));
         let wanted = match self.cq_mod {
+            // Nothing follows on the same queue pair that would tell of the last ones.
+            _ if timed && !self.is_reliable() => 1,
             0 if self.metric == Metric::Latency || size > 8192 => 1,
             0 => (self.tx_depth / 8).min(32),
             count => u32::from(count),
@@ -183,12 +322,19 @@ impl Workload {
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {} {} {} -q {}",
-            self.metric, self.verb, self.sizes, self.amount, self.qps
-        )?;
+        write!(f, "{} {}", self.metric, self.verb)?;
+        if self.verb == Verb::Atomic {
+            write!(f, " -A {}", self.atomic)?;
+        }
+        write!(f, " {} {} -q {}", self.sizes, self.amount, self.qps)?;
+        if !self.is_reliable() {
+            write!(f, " -c {}", self.connection)?;
+        }
+        if let Some(mtu) = self.mtu {
+            write!(f, " --mtu {mtu}")?;
+        }
         for (set, option) in [
+            (self.imm, " --imm"),
             (self.bidirectional, " -b"),
             (self.check, " --check"),
             (self.crc, " --crc"),
@@ -210,6 +356,10 @@ pub(crate) mod tests {
         Workload {
             metric: Metric::Bandwidth,
             verb: Verb::Write,
+            atomic: AtomicOp::FetchAdd,
+            connection: Connection::Rc,
+            mtu: None,
+            imm: false,
             sizes: Sizes::One(65_536),
             amount: Amount::Iterations(5000),
             qps: 1,
@@ -228,12 +378,13 @@ pub(crate) mod tests {
 
     #[test]
     fn all_sizes_are_the_powers_of_two() {
-        let sizes = Sizes::All.each();
+        let sizes = Sizes::ALL.each();
         assert_eq!(sizes.len(), 23);
         assert_eq!(sizes.first(), Some(&2));
         assert_eq!(sizes.last(), Some(&(8 << 20)));
-        assert_eq!(Sizes::All.largest(), 8 << 20);
+        assert_eq!(Sizes::ALL.largest(), 8 << 20);
         assert_eq!(Sizes::One(7).each(), [7]);
+        assert_eq!(Sizes::UpTo(16).each(), [2, 4, 8, 16]);
     }
 
     #[test]

@@ -5,7 +5,10 @@ mod table;
 
 use std::io::{self, Write};
 
-use crate::plan::{Metric, Verb};
+use softverbs::Transport;
+
+use crate::failure::{Failure, Outcome};
+use crate::plan::Workload;
 use crate::stats::LatencySummary;
 
 /// The figures for one message size.
@@ -13,8 +16,44 @@ use crate::stats::LatencySummary;
 pub(crate) enum Figures {
     /// Of `bw`.
     Bandwidth(Bandwidth),
-    /// Of `lat`.
-    Latency(LatencySummary),
+    /// Of `lat`, and what was lost where that may be.
+    Latency(LatencySummary, Option<Loss>),
+}
+
+/// What became of messages that may be lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Loss {
+    /// Messages that were sent, in all directions.
+    pub(crate) sent: u64,
+    /// Those that arrived; for latency, those that were answered.
+    pub(crate) arrived: u64,
+}
+
+impl Loss {
+    /// Messages that did not.
+    pub(crate) fn lost(self) -> u64 {
+        self.sent.saturating_sub(self.arrived)
+    }
+}
+
+impl Figures {
+    /// What was lost, where that may be.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        match self {
+            Self::Bandwidth(bw) => bw.loss,
+            Self::Latency(_, loss) => *loss,
+        }
+    }
+
+    /// Losses are no failure, but if nothing got through, nothing was measured.
+    pub(crate) fn judge(&self) -> Outcome<()> {
+        match self.loss() {
+            Some(Loss { sent, arrived: 0 }) if sent > 0 => {
+                Err(Failure::run(format!("none of {sent} messages arrived")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Decimal gigabits of payload a second, and millions of messages a second.
@@ -28,6 +67,8 @@ pub(crate) struct Bandwidth {
     pub(crate) avg_gbps: f64,
     /// Messages.
     pub(crate) msg_rate_mpps: f64,
+    /// What was lost, where that may be. The average rates are of what arrived.
+    pub(crate) loss: Option<Loss>,
 }
 
 impl Bandwidth {
@@ -42,7 +83,18 @@ impl Bandwidth {
             peak_gbps: (peak * 8e-9).max(avg_gbps),
             avg_gbps,
             msg_rate_mpps: to_f64(messages) * 1e-6 / seconds,
+            loss: None,
         }
+    }
+
+    /// Of these messages, so many arrived.
+    pub(crate) fn with_loss(mut self, sent: u64, arrived: u64) -> Self {
+        use crate::stats::to_f64;
+        let part = to_f64(arrived) / to_f64(sent.max(1));
+        self.avg_gbps *= part;
+        self.msg_rate_mpps *= part;
+        self.loss = Some(Loss { sent, arrived });
+        self
     }
 
     /// Both directions at once: the rates add up, the number of messages is that of one.
@@ -52,6 +104,10 @@ impl Bandwidth {
             peak_gbps: self.peak_gbps + other.peak_gbps,
             avg_gbps: self.avg_gbps + other.avg_gbps,
             msg_rate_mpps: self.msg_rate_mpps + other.msg_rate_mpps,
+            loss: self.loss.zip(other.loss).map(|(one, other)| Loss {
+                sent: one.sent + other.sent,
+                arrived: one.arrived + other.arrived,
+            }),
         }
     }
 }
@@ -59,19 +115,19 @@ impl Bandwidth {
 /// Prints figures as they become known, one line a message size.
 pub(crate) struct Report<W> {
     out: W,
-    metric: Metric,
-    verb: Verb,
+    workload: Workload,
+    transport: Transport,
     json: bool,
     started: bool,
 }
 
 impl<W: Write> Report<W> {
     /// Prints to `out`, nothing yet.
-    pub(crate) fn new(out: W, metric: Metric, verb: Verb, json: bool) -> Self {
+    pub(crate) fn new(out: W, workload: &Workload, transport: Transport, json: bool) -> Self {
         Self {
             out,
-            metric,
-            verb,
+            workload: *workload,
+            transport,
             json,
             started: false,
         }
@@ -80,10 +136,11 @@ impl<W: Write> Report<W> {
     /// Prints the figures for messages of `bytes` octets.
     pub(crate) fn row(&mut self, bytes: u32, figures: &Figures) -> io::Result<()> {
         if self.json {
-            writeln!(self.out, "{}", json::line(bytes, self.verb, figures))?;
+            let line = json::line(bytes, &self.workload, self.transport, figures);
+            writeln!(self.out, "{line}")?;
         } else {
             if !self.started {
-                writeln!(self.out, "{}", table::header(self.metric))?;
+                writeln!(self.out, "{}", table::header(&self.workload))?;
             }
             writeln!(self.out, "{}", table::line(bytes, figures))?;
         }
@@ -95,6 +152,20 @@ impl<W: Write> Report<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::sample_workload;
+
+    #[test]
+    fn what_is_lost_does_not_count() {
+        let row = Bandwidth::new(1000, 1000, 1.0, 0.0).with_loss(1000, 250);
+        assert!((row.avg_gbps - 0.002).abs() < 1e-9);
+        assert_eq!(row.loss.map(Loss::lost), Some(750));
+        let both = row.plus(row);
+        assert_eq!(both.loss.map(Loss::lost), Some(1500));
+        assert!(Figures::Bandwidth(both).judge().is_ok());
+        let nothing = Bandwidth::new(7, 1000, 1.0, 0.0).with_loss(7, 0);
+        let failure = Figures::Bandwidth(nothing).judge().unwrap_err();
+        assert_eq!(failure.to_string(), "none of 7 messages arrived");
+    }
 
     #[test]
     fn bandwidth_in_decimal_gigabits_of_payload() {
@@ -116,7 +187,7 @@ mod tests {
         let figures = Figures::Bandwidth(Bandwidth::new(10, 64, 1.0, 0.0));
         let print = |json| {
             let mut out = Vec::new();
-            let mut report = Report::new(&mut out, Metric::Bandwidth, Verb::Write, json);
+            let mut report = Report::new(&mut out, &sample_workload(), Transport::Iwarp, json);
             report.row(64, &figures).unwrap();
             report.row(128, &figures).unwrap();
             String::from_utf8(out).unwrap()

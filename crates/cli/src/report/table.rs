@@ -1,7 +1,7 @@
 //! The columns that every RDMA engineer knows from perftest.
 
 use super::Figures;
-use crate::plan::Metric;
+use crate::plan::{Metric, Workload};
 
 /// The columns of `bw`; a figure starts where its title does.
 const BANDWIDTH: [&str; 5] = [
@@ -25,20 +25,30 @@ const LATENCY: [&str; 9] = [
     "99.9% percentile[usec]",
 ];
 
+/// Further columns where messages may be lost.
+const LOSS: [&str; 3] = ["#sent", "#arrived", "#lost"];
+
+/// Least width of a column whose title is short.
+const NUMBER: usize = 10;
+
 /// The line above the figures.
-pub(super) fn header(metric: Metric) -> String {
-    match metric {
-        Metric::Bandwidth => columns(&BANDWIDTH, BANDWIDTH.map(String::from)),
-        Metric::Latency => columns(&LATENCY, LATENCY.map(String::from)),
+pub(super) fn header(workload: &Workload) -> String {
+    let mut titles = match workload.metric {
+        Metric::Bandwidth => BANDWIDTH.to_vec(),
+        Metric::Latency => LATENCY.to_vec(),
+    };
+    if !workload.is_reliable() {
+        titles.extend(LOSS);
     }
+    columns(&titles, titles.iter().copied().map(String::from))
 }
 
 /// The figures for one message size.
 pub(super) fn line(bytes: u32, figures: &Figures) -> String {
-    match figures {
-        Figures::Bandwidth(bw) => columns(
-            &BANDWIDTH,
-            [
+    let (mut titles, mut cells) = match figures {
+        Figures::Bandwidth(bw) => (
+            BANDWIDTH.to_vec(),
+            vec![
                 bytes.to_string(),
                 bw.iterations.to_string(),
                 format!("{:.2}", bw.peak_gbps),
@@ -46,11 +56,11 @@ pub(super) fn line(bytes: u32, figures: &Figures) -> String {
                 format!("{:.6}", bw.msg_rate_mpps),
             ],
         ),
-        Figures::Latency(lat) => columns(
-            &LATENCY,
-            [
+        Figures::Latency(lat, loss) => (
+            LATENCY.to_vec(),
+            vec![
                 bytes.to_string(),
-                lat.count.to_string(),
+                loss.map_or(lat.count, |loss| loss.sent).to_string(),
                 format!("{:.2}", lat.min),
                 format!("{:.2}", lat.max),
                 format!("{:.2}", lat.typical),
@@ -60,14 +70,23 @@ pub(super) fn line(bytes: u32, figures: &Figures) -> String {
                 format!("{:.2}", lat.p999),
             ],
         ),
+    };
+    if let Some(loss) = figures.loss() {
+        titles.extend(LOSS);
+        cells.extend([loss.sent, loss.arrived, loss.lost()].map(|count| count.to_string()));
     }
+    columns(&titles, cells)
 }
 
 /// Sets each cell as wide as its title, with two blanks between and none at the end.
-fn columns<const N: usize>(titles: &[&str; N], cells: [String; N]) -> String {
+fn columns(titles: &[&str], cells: impl IntoIterator<Item = String>) -> String {
     let mut line = String::new();
     for (title, cell) in titles.iter().zip(cells) {
-        let width = title.len();
+        let width = if LOSS.contains(title) {
+            NUMBER
+        } else {
+            title.len()
+        };
         line.push_str(&format!(" {cell:<width$} "));
     }
     line.truncate(line.trim_end().len());
@@ -76,8 +95,9 @@ fn columns<const N: usize>(titles: &[&str; N], cells: [String; N]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Bandwidth;
+    use super::super::{Bandwidth, Loss};
     use super::*;
+    use crate::plan::{Connection, sample_workload};
     use crate::stats::LatencySummary;
 
     #[test]
@@ -87,9 +107,10 @@ mod tests {
             peak_gbps: 40.256,
             avg_gbps: 39.9,
             msg_rate_mpps: 0.076_123_4,
+            loss: None,
         });
         assert_eq!(
-            format!("{}\n{}", header(Metric::Bandwidth), line(65_536, &figures)),
+            format!("{}\n{}", header(&sample_workload()), line(65_536, &figures)),
             " #bytes  #iterations  BW peak[Gb/sec]  BW average[Gb/sec]  MsgRate[Mpps]\n \
              65536   5000         40.26            39.90               0.076123"
         );
@@ -97,7 +118,7 @@ mod tests {
 
     #[test]
     fn latency() {
-        let figures = Figures::Latency(LatencySummary {
+        let summary = LatencySummary {
             count: 1000,
             min: 4.5,
             max: 99.125,
@@ -106,14 +127,44 @@ mod tests {
             stdev: 1.0,
             p99: 9.0,
             p999: 50.0,
-        });
-        let text = format!("{}\n{}", header(Metric::Latency), line(8, &figures));
+        };
+        let workload = Workload {
+            metric: Metric::Latency,
+            ..sample_workload()
+        };
+        let figures = Figures::Latency(summary, None);
+        let text = format!("{}\n{}", header(&workload), line(8, &figures));
         assert_eq!(
             text,
             " #bytes  #iterations  t_min[usec]  t_max[usec]  t_typical[usec]  t_avg[usec]  \
              t_stdev[usec]  99% percentile[usec]  99.9% percentile[usec]\n \
              8       1000         4.50         99.12        5.00             5.25         \
              1.00           9.00                  50.00"
+        );
+    }
+
+    #[test]
+    fn losses() {
+        let figures = Figures::Bandwidth(Bandwidth {
+            iterations: 5000,
+            peak_gbps: 1.0,
+            avg_gbps: 1.0,
+            msg_rate_mpps: 0.5,
+            loss: Some(Loss {
+                sent: 5000,
+                arrived: 4990,
+            }),
+        });
+        let workload = Workload {
+            connection: Connection::Uc,
+            ..sample_workload()
+        };
+        assert_eq!(
+            format!("{}\n{}", header(&workload), line(64, &figures)),
+            " #bytes  #iterations  BW peak[Gb/sec]  BW average[Gb/sec]  MsgRate[Mpps]  \
+             #sent       #arrived    #lost\n \
+             64      5000         1.00             1.00                0.500000       \
+             5000        4990        10"
         );
     }
 }

@@ -3,19 +3,22 @@
 //! An end that sends keeps up to `tx_depth` messages under way on every lane, for Sends also no
 //! more than the peer has receives for, and closes with an End. An end that receives returns
 //! credits and answers the End with an Ack, by which time everything has been placed: the time
-//! that counts runs until the last Ack (for Reads: until the last one has completed).
+//! that counts runs until the last Ack (for Reads and atomic operations: until the last one has
+//! completed). What is different where messages may be lost is in `lossy.rs`.
 
 use std::time::{Duration, Instant};
 
 use softverbs::Wc;
 
-use super::endpoint::{Endpoint, Findings, Received};
+use super::endpoint::{Arrival, Endpoint, Findings, Received};
 use super::lane::Tag;
+use super::lossy::Lossy;
 use super::note::{Note, credit_batch};
 use super::progress::Progress;
+use super::seen::Seen;
 use super::waiter::Waiter;
 use crate::failure::Outcome;
-use crate::plan::{Amount, Verb};
+use crate::plan::{Amount, AtomicOp, Verb};
 use crate::stats::RateMeter;
 use crate::{interrupt, stats};
 
@@ -28,6 +31,8 @@ pub(crate) struct Tally {
     pub(crate) elapsed: Duration,
     /// Highest rate in octets a second.
     pub(crate) peak: f64,
+    /// Messages that came, if they show.
+    pub(crate) received: u64,
     /// What verification found.
     pub(crate) findings: Findings,
 }
@@ -67,6 +72,10 @@ struct Run<'a> {
     peer_ended: u16,
     finished: Option<Duration>,
     alive: Option<Alive>,
+    /// What is needed where messages may be lost.
+    lossy: Option<Lossy>,
+    /// The old values that fetch-and-adds have brought back.
+    old_values: Seen,
     meter: RateMeter,
     findings: Findings,
 }
@@ -96,8 +105,13 @@ impl<'a> Run<'a> {
                 next: every,
                 pending: false,
             });
+        let lossy = (!workload.is_reliable()).then(Lossy::default);
+        let mut waiter = Waiter::new(end.channel.clone(), timeout);
+        if lossy.is_some() {
+            waiter.look_often();
+        }
         Self {
-            waiter: Waiter::new(end.channel.clone(), timeout),
+            waiter,
             start: Instant::now(),
             sends,
             receives,
@@ -117,6 +131,8 @@ impl<'a> Run<'a> {
             peer_ended: 0,
             finished: None,
             alive,
+            lossy,
+            old_values: Seen::default(),
             meter: RateMeter::new(),
             findings: Findings::default(),
             end,
@@ -138,6 +154,9 @@ impl<'a> Run<'a> {
                 if self.is_complete() {
                     break;
                 }
+                if let Some(lossy) = &mut self.lossy {
+                    lossy.idle(self.end, now)?;
+                }
                 self.waiter.idle(&self.end.cq)?;
                 continue;
             }
@@ -148,17 +167,21 @@ impl<'a> Run<'a> {
             let now = self.start.elapsed();
             self.meter.record(now, self.done);
             if self.finished.is_none() && self.has_sent_all() {
-                self.finished = Some(now);
+                let waited = self.lossy.as_ref().map(Lossy::waited);
+                self.finished = Some(now.saturating_sub(waited.unwrap_or_default()));
             }
             progress.update(self.done, now);
             interrupt::check()?;
         }
-        self.verify_written()?;
+        self.verify_memory()?;
+        let received = self.end.lanes.iter().map(|lane| lane.receiving.messages);
+        let received = received.sum();
         let elapsed = self.finished.unwrap_or_default();
         Ok(Tally {
             messages: self.done,
             elapsed,
             peak: self.meter.peak() * f64::from(self.end.size),
+            received,
             findings: self.findings,
         })
     }
@@ -184,18 +207,28 @@ impl<'a> Run<'a> {
     /// Posts what may be posted on a lane.
     fn push(&mut self, index: u16) -> Outcome<()> {
         let depth = u64::from(self.end.workload.tx_depth);
-        let counted = self.end.workload.verb == Verb::Send;
+        let reliable = self.lossy.is_none();
+        let counted = self.end.workload.takes_receives() && reliable;
         loop {
             let sending = &self.end.lanes[usize::from(index)].sending;
             if sending.ended {
                 return Ok(());
             }
             if self.stopped || sending.posted == self.quota {
+                // The End goes another way than the messages, and is not to overtake them.
+                if !reliable && sending.done < sending.posted {
+                    return Ok(());
+                }
                 self.end.lanes[usize::from(index)].sending.ended = true;
                 self.ended += 1;
                 return self.end.send_note(index, Note::End);
             }
-            if sending.posted - sending.done >= depth || (counted && sending.credits == 0) {
+            let allowed = if reliable {
+                !counted || sending.credits > 0
+            } else {
+                sending.posted < sending.limit
+            };
+            if sending.posted - sending.done >= depth || !allowed {
                 return Ok(());
             }
             let message = sending.posted;
@@ -224,13 +257,21 @@ impl<'a> Run<'a> {
             }
             Tag::Note => self.note_sent(index),
             Tag::Receive(slot) => match self.end.received(wc, slot)? {
-                Received::Message(slot) => self.message(index, slot),
-                Received::Note(note) => {
+                Received::Message(arrival) => self.message(index, arrival),
+                Received::Note(note, number) => {
                     // Before anything that lets the peer send more.
                     self.end.post_receive(index, slot)?;
-                    self.note(index, note)
+                    self.note(index, note, number)
                 }
             },
+            Tag::NoteReceive(slot) => {
+                let note = self.end.note_of(wc)?;
+                self.end.post_note_receive(index, slot)?;
+                match note {
+                    Received::Note(note, number) => self.note(index, note, number),
+                    Received::Message(_) => Ok(()),
+                }
+            }
         }
     }
 
@@ -249,6 +290,11 @@ impl<'a> Run<'a> {
                 )?;
             }
         }
+        if self.end.workload.verb == Verb::Atomic {
+            for message in before..posted {
+                self.verify_old_value(index, message)?;
+            }
+        }
         self.end.lanes[usize::from(index)].sending.done = posted;
         self.done += posted - before;
         self.ready.push(index);
@@ -260,8 +306,28 @@ impl<'a> Run<'a> {
         self.end.send_due_notes(index)
     }
 
-    /// A message has arrived in buffer `slot`.
-    fn message(&mut self, index: u16, slot: u32) -> Outcome<()> {
+    /// Looks at what an atomic operation has brought back.
+    fn verify_old_value(&mut self, index: u16, message: u64) -> Outcome<()> {
+        let value = self.end.old_value(index, message)?;
+        self.findings.verified += 1;
+        let right = match self.end.workload.atomic {
+            AtomicOp::FetchAdd => self.old_values.add(value),
+            AtomicOp::CompareSwap => value == message,
+        };
+        if !right {
+            self.findings.blame(|| {
+                format!("queue pair {index}, operation {message}: the old value {value}")
+            });
+        }
+        Ok(())
+    }
+
+    /// A message has arrived.
+    fn message(&mut self, index: u16, arrival: Arrival) -> Outcome<()> {
+        if let Some(lossy) = &mut self.lossy {
+            let now = self.start.elapsed();
+            return lossy.message(self.end, index, arrival, now, &mut self.findings);
+        }
         let receiving = &mut self.end.lanes[usize::from(index)].receiving;
         let message = receiving.messages;
         receiving.messages += 1;
@@ -271,12 +337,9 @@ impl<'a> Run<'a> {
         if give {
             receiving.uncredited -= batch;
         }
-        if self.end.workload.check {
-            let octets = self.end.size;
-            self.end
-                .verify(index, message, (slot as usize, octets), &mut self.findings)?;
-        }
-        self.end.post_receive(index, slot)?;
+        self.end
+            .verify_arrival(index, message, arrival, &mut self.findings)?;
+        self.end.post_receive(index, arrival.slot)?;
         if give {
             self.end.send_note(index, Note::Credit)?;
         }
@@ -284,26 +347,40 @@ impl<'a> Run<'a> {
     }
 
     /// A note has arrived.
-    fn note(&mut self, index: u16, note: Note) -> Outcome<()> {
+    fn note(&mut self, index: u16, note: Note, number: u32) -> Outcome<()> {
         let batch = credit_batch(self.end.workload.window);
+        let now = self.start.elapsed();
         let lane = &mut self.end.lanes[usize::from(index)];
-        match note {
-            Note::Credit => {
+        match (note, &mut self.lossy) {
+            (Note::Credit, None) => {
                 lane.sending.credits += batch;
                 self.ready.push(index);
             }
-            Note::End => {
+            (Note::Credit, Some(lossy)) => {
+                lossy.credit(self.end, index, number, now);
+                self.ready.push(index);
+            }
+            (Note::Probe, Some(lossy)) => lossy.probe(self.end, index, number, now)?,
+            (Note::Probe, None) => {}
+            (Note::End, None) => {
                 lane.receiving.ended = true;
                 self.peer_ended += 1;
                 self.count_received(index)?;
                 self.end.send_note(index, Note::Ack)?;
             }
-            Note::Ack => {
+            (Note::End, Some(lossy)) => {
+                self.peer_ended += 1;
+                lossy.end(self.end, index, now)?;
+            }
+            (Note::Ack, lossy) => {
                 lane.sending.acked = true;
                 self.acked += 1;
+                if let Some(lossy) = lossy {
+                    lossy.acked(number);
+                }
             }
-            Note::Alive => self.end.send_note(index, Note::AliveAck)?,
-            Note::AliveAck => {
+            (Note::Alive, _) => self.end.send_note(index, Note::AliveAck)?,
+            (Note::AliveAck, _) => {
                 if let Some(alive) = &mut self.alive {
                     alive.pending = false;
                 }
@@ -312,9 +389,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Compares the number of Sends that came with the number that the peer says it sent.
+    /// Compares the number of messages that came with the number that the peer says it sent.
     fn count_received(&mut self, index: u16) -> Outcome<()> {
-        if self.end.workload.verb != Verb::Send {
+        if !self.end.workload.takes_receives() {
             return Ok(());
         }
         let came = self.end.lanes[usize::from(index)].receiving.messages;
@@ -332,7 +409,7 @@ impl<'a> Run<'a> {
         self.sends
             && self.ended == lanes
             && self.done == self.posted
-            && (self.acked == lanes || self.end.workload.verb == Verb::Read)
+            && (self.acked == lanes || self.end.workload.is_answered())
     }
 
     /// Nothing is left to do for this end.
@@ -340,14 +417,32 @@ impl<'a> Run<'a> {
         let lanes = self.end.workload.qps;
         (!self.sends || self.acked == lanes)
             && (!self.receives || self.peer_ended == lanes)
+            && self.lossy.as_ref().is_none_or(|_| self.has_answered_all())
             && self.end.lanes.iter().all(super::lane::Lane::is_quiet)
     }
 
-    /// Verifies what the peer has written: the last message of every buffer. All of them lie there
+    /// Every End of the peer has had its Ack.
+    fn has_answered_all(&self) -> bool {
+        !self.receives || self.end.lanes.iter().all(|lane| lane.receiving.acked)
+    }
+
+    /// Verifies what the peer has done to the memory of this end: the words of atomic operations,
+    /// and the last message in every buffer, if its messages did not show. All of them lie there
     /// since its Ends have come.
-    fn verify_written(&mut self) -> Outcome<()> {
+    fn verify_memory(&mut self) -> Outcome<()> {
         let workload = self.end.workload;
-        if !(workload.check && workload.verb == Verb::Write && self.receives) {
+        if workload.verb == Verb::Atomic {
+            if self.sends && self.old_values.beyond_gaps() > 0 {
+                self.findings
+                    .blame(|| "old values are missing among those that came".into());
+            }
+            if self.receives {
+                self.end.verify_words(&mut self.findings)?;
+            }
+            return Ok(());
+        }
+        let unseen = workload.verb == Verb::Write && !workload.takes_receives();
+        if !(workload.check && unseen && self.receives) {
             return Ok(());
         }
         for index in 0..workload.qps {

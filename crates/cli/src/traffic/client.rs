@@ -4,21 +4,24 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::stdout;
 use std::net::SocketAddr;
 
+use softverbs::Transport;
+
 use super::bandwidth;
 use super::endpoint::Endpoint;
 use super::progress::Progress;
+use super::service;
 use super::{judge, latency, result_of, sleeps};
 use crate::exchange::{CmControl, Control, Message, RoundResult, TcpControl, unexpected};
 use crate::fabric::{Cm, Dial, device_address};
 use crate::failure::{Failure, Outcome};
-use crate::plan::{Metric, TrafficPlan, Workload};
-use crate::report::{Bandwidth, Figures, Report};
+use crate::plan::{Connection, Metric, Sizes, TrafficPlan, Workload};
+use crate::report::{Bandwidth, Figures, Loss, Report};
 
 /// Measures against the server at the first of `peers` that can be reached.
 pub(crate) fn run(plan: &TrafficPlan, peers: &[SocketAddr]) -> Outcome<()> {
     let mut client = Client::connect_any(plan, peers)?;
-    let workload = plan.workload;
-    let mut report = Report::new(stdout().lock(), workload.metric, workload.verb, plan.json);
+    let workload = client.workload;
+    let mut report = Report::new(stdout().lock(), &workload, client.transport, plan.json);
     for (round, size) in (0..).zip(workload.sizes.each()) {
         let (figures, verdict) = client.round(round, size)?;
         report.row(size, &figures)?;
@@ -30,6 +33,9 @@ pub(crate) fn run(plan: &TrafficPlan, peers: &[SocketAddr]) -> Outcome<()> {
 /// A connected client.
 struct Client<'a> {
     plan: &'a TrafficPlan,
+    /// What is measured, all of it known.
+    workload: Workload,
+    transport: Transport,
     control: Control,
     end: Endpoint,
 }
@@ -41,12 +47,22 @@ impl<'a> Client<'a> {
         let session = RandomState::new().hash_one(peers);
         let mut last = Failure::run("no address to connect to");
         for peer in peers {
-            match greet(plan, &cm, *peer, session) {
+            let greeted = settle(plan, &cm, *peer).and_then(|(workload, transport)| {
+                let (control, answer) = greet(plan, &workload, &cm, *peer, session)?;
+                Ok((workload, transport, control, answer))
+            });
+            match greeted {
                 // What it said holds, whatever the other addresses may be.
-                Ok((control, answer)) => {
-                    let port = port_of(answer, session)?;
-                    let end = connect_lanes(plan, &cm, with_port(*peer, port), session)?;
-                    return Ok(Self { plan, control, end });
+                Ok((workload, transport, control, answer)) => {
+                    let peer = with_port(*peer, port_of(answer, session)?);
+                    let end = connect_lanes(plan, workload, &cm, peer, session)?;
+                    return Ok(Self {
+                        plan,
+                        workload,
+                        transport,
+                        control,
+                        end,
+                    });
                 }
                 Err(failure @ Failure::Run(_)) => last = failure,
                 Err(failure) => return Err(failure),
@@ -59,7 +75,7 @@ impl<'a> Client<'a> {
     /// are worth printing in either case.
     fn round(&mut self, round: u32, size: u32) -> Outcome<(Figures, Outcome<()>)> {
         let timeout = self.plan.timeout;
-        let workload = self.plan.workload;
+        let workload = self.workload;
         self.end.start_round(round, size)?;
         self.control.send(&Message::Start { round, size })?;
         match self.control.receive(timeout)? {
@@ -82,10 +98,16 @@ impl<'a> Client<'a> {
             other => return Err(unexpected(&other, "Result")),
         };
         let figures = match latencies {
-            Some(latencies) => Figures::Latency(latencies.summary()),
+            Some(latencies) => {
+                let loss = (!workload.is_reliable()).then_some(Loss {
+                    sent: own.messages,
+                    arrived: own.received,
+                });
+                Figures::Latency(latencies.summary(), loss)
+            }
             None => Figures::Bandwidth(bandwidth_of(&workload, size, &own, &peer)),
         };
-        Ok((figures, judge(&own, &peer)))
+        Ok((figures, judge(&own, &peer).and_then(|()| figures.judge())))
     }
 
     /// Says goodbye.
@@ -100,16 +122,44 @@ impl<'a> Client<'a> {
     }
 }
 
+/// Finds the way to the peer, and fills in what depends on the device that it begins at.
+fn settle(plan: &TrafficPlan, cm: &Cm, peer: SocketAddr) -> Outcome<(Workload, Transport)> {
+    let mut workload = plan.workload;
+    let source = device_address(&plan.local, Some(peer))?;
+    let dial = Dial::resolve(cm, peer, source, &[])?;
+    let transport = dial.id.transport();
+    workload.check_transport(transport)?;
+    let context = dial.id.verbs();
+    let context = context.ok_or_else(|| Failure::run("the route has no device"))?;
+    service::check_port(&context, &workload)?;
+    if !workload.is_reliable() {
+        let mtu = match workload.mtu {
+            Some(mtu) => mtu,
+            None => service::active_mtu(&context)?,
+        };
+        workload.mtu = Some(mtu);
+        if workload.connection == Connection::Ud {
+            if let Sizes::UpTo(largest) = &mut workload.sizes {
+                *largest = (*largest).min(mtu.into());
+            }
+            Workload::check_datagram(workload.sizes.largest(), mtu)?;
+        }
+        workload = workload.resolve();
+    }
+    Ok((workload, transport))
+}
+
 /// Opens the exchange with a server; returns its answer.
 fn greet(
     plan: &TrafficPlan,
+    workload: &Workload,
     cm: &Cm,
     peer: SocketAddr,
     session: u64,
 ) -> Outcome<(Control, Message)> {
     let hello = Message::Hello {
         session,
-        workload: plan.workload,
+        workload: *workload,
     };
     if plan.tcp_exchange {
         let mut control = Control::Tcp(TcpControl::connect(peer, plan.timeout)?);
@@ -142,8 +192,13 @@ fn with_port(mut peer: SocketAddr, port: u16) -> SocketAddr {
 }
 
 /// Connects the queue pairs, one after the other.
-fn connect_lanes(plan: &TrafficPlan, cm: &Cm, peer: SocketAddr, session: u64) -> Outcome<Endpoint> {
-    let workload = plan.workload;
+fn connect_lanes(
+    plan: &TrafficPlan,
+    workload: Workload,
+    cm: &Cm,
+    peer: SocketAddr,
+    session: u64,
+) -> Outcome<Endpoint> {
     let source = device_address(&plan.local, Some(peer))?;
     let options = Endpoint::options(&workload);
     let mut endpoint: Option<Endpoint> = None;
@@ -162,8 +217,7 @@ fn connect_lanes(plan: &TrafficPlan, cm: &Cm, peer: SocketAddr, session: u64) ->
             let own = end.add_lane(dial.id.clone())?;
             match dial.ask(&Message::Lane(own))? {
                 Message::LaneAccept(keys) if keys.session == session && keys.index == index => {
-                    end.lanes[usize::from(index)].peer = Some(keys);
-                    Ok(())
+                    end.know_peer(keys)
                 }
                 other => Err(unexpected(&other, "LaneAccept")),
             }
@@ -182,8 +236,16 @@ fn bandwidth_of(
 ) -> Bandwidth {
     let one = |result: &RoundResult| {
         let peak = crate::stats::to_f64(result.peak);
-        Bandwidth::new(result.messages, size, result.elapsed.as_secs_f64(), peak)
+        let seconds = result.elapsed.as_secs_f64();
+        Bandwidth::new(result.messages, size, seconds, peak)
     };
+    if !workload.is_reliable() {
+        let there = one(own).with_loss(own.messages, peer.received);
+        if workload.bidirectional {
+            return there.plus(one(peer).with_loss(peer.messages, own.received));
+        }
+        return there;
+    }
     if workload.bidirectional {
         one(own).plus(one(peer))
     } else {

@@ -7,12 +7,14 @@ use crate::plan::{Verb, Workload};
 /// Offsets into the region of one end.
 ///
 /// At its start, two words for each lane: the number of messages that the peer says it has sent
-/// (written by the peer), and the number that this end has sent (the source of that write). Then
-/// the buffers of each lane, outgoing and incoming; without `--check` all lanes and all messages
-/// share one of each.
+/// (written by the peer), and the number that this end has sent (the source of that write). For
+/// atomic operations a third one, that the peer operates on. Then a place for the content of
+/// notes, and the buffers of each lane, outgoing and incoming; without `--check` all lanes and all
+/// messages share one of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     lanes: usize,
+    words: usize,
     stride: usize,
     out_slots: usize,
     in_slots: usize,
@@ -23,6 +25,9 @@ pub(crate) struct Layout {
 /// Octets of a counter.
 pub(crate) const WORD: usize = 8;
 
+/// Octets for the content of notes.
+const NOTES: usize = 64;
+
 impl Layout {
     /// For this workload.
     pub(crate) fn new(workload: &Workload) -> Self {
@@ -30,17 +35,19 @@ impl Layout {
         let slots = workload.slots as usize;
         // A checked message lies in the buffer of its own receive, and a receive that was meant
         // for a note may get a message.
-        let every_receive = workload.check && workload.verb == Verb::Send;
+        let every_receive = workload.is_checked_in_receives();
+        let stride = octets as usize + workload.headroom() as usize;
         Self {
             lanes: usize::from(workload.qps),
-            stride: (octets as usize).next_multiple_of(64),
+            words: if workload.verb == Verb::Atomic { 3 } else { 2 },
+            stride: stride.next_multiple_of(64),
             out_slots: slots,
             in_slots: if every_receive {
                 (workload.window + note::RECEIVES) as usize
             } else {
                 slots
             },
-            own_buffers: workload.check,
+            own_buffers: workload.has_own_buffers(),
         }
     }
 
@@ -68,6 +75,16 @@ impl Layout {
         WORD * (self.lanes + usize::from(lane))
     }
 
+    /// The word that the peer's atomic operations on this lane work on.
+    pub(crate) fn atomic(&self, lane: u16) -> usize {
+        WORD * (2 * self.lanes + usize::from(lane))
+    }
+
+    /// Where the content of notes goes, which means nothing.
+    pub(crate) fn notes(&self) -> usize {
+        self.words()
+    }
+
     /// A buffer for outgoing messages.
     pub(crate) fn outgoing(&self, lane: u16, slot: usize) -> usize {
         debug_assert!(slot < self.out_slots, "slot {slot} of {}", self.out_slots);
@@ -81,7 +98,11 @@ impl Layout {
     }
 
     fn header(&self) -> usize {
-        (2 * WORD * self.lanes).next_multiple_of(64)
+        self.words() + NOTES
+    }
+
+    fn words(&self) -> usize {
+        (self.words * WORD * self.lanes).next_multiple_of(64)
     }
 
     fn lane(&self, lane: u16) -> usize {
@@ -99,21 +120,25 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::plan::{Sizes, sample_workload};
+    use crate::plan::{Connection, Sizes, sample_workload};
 
     /// Every place of the layout with its length, by what it is.
     fn places(workload: &Workload) -> BTreeSet<(usize, usize)> {
         let layout = Layout::new(workload);
         let size = workload.sizes.largest() as usize;
-        let mut places = BTreeSet::new();
+        let mut places = BTreeSet::from([(layout.notes(), note::LONGEST as usize)]);
         for lane in 0..workload.qps {
             places.insert((layout.count_in(lane), WORD));
             places.insert((layout.count_out(lane), WORD));
+            if workload.verb == Verb::Atomic {
+                places.insert((layout.atomic(lane), WORD));
+            }
             for slot in 0..layout.out_slots {
                 places.insert((layout.outgoing(lane, slot), size));
             }
             for slot in 0..layout.in_slots {
-                places.insert((layout.incoming(lane, slot), size));
+                let len = size + workload.headroom() as usize;
+                places.insert((layout.incoming(lane, slot), len));
             }
         }
         places
@@ -121,7 +146,7 @@ mod tests {
 
     #[test]
     fn places_do_not_overlap_and_lie_inside() {
-        for verb in [Verb::Write, Verb::Read, Verb::Send] {
+        for verb in [Verb::Write, Verb::Read, Verb::Send, Verb::Atomic] {
             for check in [false, true] {
                 for (qps, size) in [(1, 1), (3, 4096), (8, 100_000)] {
                     let workload = Workload {
@@ -133,6 +158,7 @@ mod tests {
                     }
                     .resolve();
                     let places: Vec<_> = places(&workload).into_iter().collect();
+                    assert!(places.iter().all(|(at, _)| at % WORD == 0), "{workload}");
                     for pair in places.windows(2) {
                         assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{workload} {pair:?}");
                     }
@@ -152,6 +178,24 @@ mod tests {
         assert_eq!(layout.outgoing(0, 0), layout.outgoing(3, 0));
         assert_ne!(layout.outgoing(0, 0), layout.incoming(0, 0));
         assert_ne!(layout.count_in(0), layout.count_in(3));
+    }
+
+    #[test]
+    fn datagrams_have_room_for_the_network_header() {
+        let workload = Workload {
+            verb: Verb::Send,
+            connection: Connection::Ud,
+            mtu: Some(1024),
+            sizes: Sizes::One(1024),
+            check: true,
+            ..sample_workload()
+        }
+        .resolve();
+        let places: Vec<_> = places(&workload).into_iter().collect();
+        assert!(places.iter().any(|(_, len)| *len == 1064));
+        for pair in places.windows(2) {
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! `bw` and `lat`.
 //!
 //! `client.rs` and `server.rs` are the two ends, `both.rs` starts the other one on this machine.
-//! `endpoint.rs`, `lane.rs` and `layout.rs` hold the verbs objects, `bandwidth.rs` and
-//! `latency.rs` the two loops, `note.rs` what the ends tell each other meanwhile, `pattern.rs` the
-//! payload that is verified.
+//! `endpoint.rs`, `atomic.rs`, `lane.rs` and `layout.rs` hold the verbs objects, `bandwidth.rs` and
+//! `latency.rs` the two loops, `lossy.rs` the first one where messages may be lost, `note.rs` what
+//! the ends tell each other meanwhile, `pattern.rs` the payload that is verified. `service.rs` makes
+//! the unreliable queue pairs.
 
+mod atomic;
 mod bandwidth;
 mod both;
 mod client;
@@ -12,10 +14,13 @@ mod endpoint;
 mod lane;
 mod latency;
 mod layout;
+mod lossy;
 mod note;
 mod pattern;
 mod progress;
+mod seen;
 mod server;
+mod service;
 mod waiter;
 
 use crate::exchange::RoundResult;
@@ -38,13 +43,14 @@ pub(crate) fn run(plan: &TrafficPlan) -> Outcome<()> {
 
 /// Whether an end may sleep on events: not when it has to watch memory.
 fn sleeps(plan: &TrafficPlan, workload: &Workload) -> bool {
-    plan.events && !(workload.metric == Metric::Latency && workload.verb == Verb::Write)
+    let watches = workload.verb == Verb::Write && !workload.takes_receives();
+    plan.events && !(workload.metric == Metric::Latency && watches)
 }
 
 /// Whether the server's memory is written or read without its doing anything. It then always
 /// sleeps: polling would only take a core from those who work.
 fn is_target(workload: &Workload) -> bool {
-    workload.metric == Metric::Bandwidth && workload.verb != Verb::Send && !workload.bidirectional
+    workload.metric == Metric::Bandwidth && !workload.takes_receives() && !workload.bidirectional
 }
 
 /// What an end says about its round.
@@ -54,6 +60,7 @@ fn result_of(round: u32, tally: Tally) -> RoundResult {
         messages: tally.messages,
         elapsed: tally.elapsed,
         peak: tally.peak_octets(),
+        received: tally.received,
         verified: tally.findings.verified,
         wrong: tally.findings.wrong,
         complaint: tally.findings.complaint,

@@ -1,38 +1,48 @@
-//! What the ends tell each other on the data queue pairs themselves, between the messages that
-//! are measured: Sends without content, whose length says what they mean.
+//! What the ends tell each other, between the messages that are measured: Sends without content,
+//! whose length says what they mean.
 //!
 //! No content, because all receives of a queue pair share one buffer: the next message may have
-//! been placed before anyone looked at this one. The lengths are the smallest five that are not
+//! been placed before anyone looked at this one. The lengths are the smallest six that are not
 //! the length of the measured messages.
+//!
+//! They use the data queue pairs, and so are in order with the messages. An unreliable lane has a
+//! reliable queue pair beside it, on which notes carry a number as immediate data.
 
 /// A note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// To the sender of messages: another batch of receives is posted.
+    /// To the sender of messages: another batch of receives is posted. Of an unreliable lane: all
+    /// messages before this number have arrived or are lost.
     Credit,
     /// From the sender of messages: that was the last one of this round.
     End,
-    /// To the sender of messages: everything up to your End has arrived.
+    /// To the sender of messages: everything up to your End has arrived. Of an unreliable lane:
+    /// everything that will, and the last message came so many microseconds ago.
     Ack,
     /// From an initiator whose target sees no completions: still here.
     Alive,
     /// The answer to it.
     AliveAck,
+    /// From the sender of an unreliable lane: all messages before this number have been sent, and
+    /// no Credit comes. The answer is a Credit.
+    Probe,
 }
 
 /// The longest note.
-pub(crate) const LONGEST: u32 = 5;
+pub(crate) const LONGEST: u32 = 6;
 
 /// Notes that may be under way in one direction: four credits (a window is four batches), an End,
-/// an Ack, an Alive and its answer. So many receives are posted beyond the window.
+/// an Ack, and an Alive and its answer or a Probe and its answer. So many receives are posted
+/// beyond the window.
 pub(crate) const RECEIVES: u32 = 8;
 
-const ALL: [Note; 5] = [
+const ALL: [Note; 6] = [
     Note::Credit,
     Note::End,
     Note::Ack,
     Note::Alive,
     Note::AliveAck,
+    Note::Probe,
 ];
 
 impl Note {
@@ -44,6 +54,7 @@ impl Note {
             Self::Ack => 2,
             Self::Alive => 3,
             Self::AliveAck => 4,
+            Self::Probe => 5,
         };
         if index < size { index } else { index + 1 }
     }
@@ -73,7 +84,7 @@ mod tests {
             }
             assert_eq!(Note::of_len(size, size), None);
         }
-        assert_eq!(Note::of_len(6, 1), None);
+        assert_eq!(Note::of_len(7, 1), None);
     }
 
     #[test]

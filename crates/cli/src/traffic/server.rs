@@ -293,7 +293,7 @@ impl Client {
             }
         };
         let own = end.add_lane(id.clone())?;
-        end.lanes[usize::from(keys.index)].peer = Some(keys);
+        end.know_peer(keys)?;
         let answer = Message::LaneAccept(own).encode();
         Ok(id.accept(&ConnParam::with_private_data(answer))?)
     }

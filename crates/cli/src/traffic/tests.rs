@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use softverbs::Transport;
 use softverbs::cm::{ConnParam, EventKind};
 
 use super::bandwidth::{self, Tally};
@@ -11,15 +12,16 @@ use super::progress::Progress;
 use super::{judge, latency, result_of};
 use crate::exchange::RoundResult;
 use crate::fabric::{Cm, Dial, Listeners, Wanted};
-use crate::plan::{Amount, Metric, Sizes, Verb, Workload, sample_workload};
+use crate::plan::{Amount, AtomicOp, Connection, Metric, Sizes, Verb, Workload, sample_workload};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGES: u64 = 40;
 
 /// Two ends with one lane, connected over loopback.
 fn connected(client: Workload, server: Workload) -> (Endpoint, Endpoint) {
-    let cm = Cm::new(TIMEOUT, None).unwrap();
-    let server_cm = Cm::new(TIMEOUT, None).unwrap();
+    let transport = client.mtu.map(|_| Transport::Roce);
+    let cm = Cm::new(TIMEOUT, transport).unwrap();
+    let server_cm = Cm::new(TIMEOUT, transport).unwrap();
     let local = "127.0.0.1:0".parse().unwrap();
     let listeners = Listeners::new(&server_cm, Some(local), 0, &[]).unwrap();
     let dial = Dial::resolve(&cm, listeners.address, None, &[]).unwrap();
@@ -32,7 +34,7 @@ fn connected(client: Workload, server: Workload) -> (Endpoint, Endpoint) {
         let event = server_cm.next(deadline).unwrap().unwrap();
         assert_eq!(event.kind(), EventKind::ConnectRequest);
         let server_keys = target.add_lane(event.id().clone()).unwrap();
-        target.lanes[0].peer = Some(client_keys);
+        target.know_peer(client_keys).unwrap();
         event.id().accept(&ConnParam::default()).unwrap();
         let established = Wanted {
             kind: EventKind::Established,
@@ -44,7 +46,7 @@ fn connected(client: Workload, server: Workload) -> (Endpoint, Endpoint) {
     });
     dial.connect(&ConnParam::default()).unwrap();
     let (target, server_keys) = accepting.join().unwrap();
-    initiator.lanes[0].peer = Some(server_keys);
+    initiator.know_peer(server_keys).unwrap();
     (initiator, target)
 }
 
@@ -138,6 +140,145 @@ fn wrong_payload_is_found_wrong() {
     }
 }
 
+/// Over RoCE, with messages that carry numbers.
+fn numbered(metric: Metric, verb: Verb, connection: Connection) -> Workload {
+    Workload {
+        connection,
+        mtu: Some(1024),
+        imm: true,
+        check: false,
+        ..checked(metric, verb)
+    }
+    .resolve()
+}
+
+#[test]
+fn numbers_are_verified() {
+    for metric in [Metric::Bandwidth, Metric::Latency] {
+        for verb in [Verb::Write, Verb::Send] {
+            for connection in [Connection::Rc, Connection::Uc, Connection::Ud] {
+                if (verb, connection) == (Verb::Write, Connection::Ud) {
+                    continue;
+                }
+                for check in [false, true] {
+                    let workload = Workload {
+                        check,
+                        ..numbered(metric, verb, connection)
+                    }
+                    .resolve();
+                    let (client, server) = round(workload, workload);
+                    assert_eq!(server.received, MESSAGES, "{workload}");
+                    assert_eq!(server.findings.verified, MESSAGES, "{workload}");
+                    assert_eq!(
+                        client.findings.wrong + server.findings.wrong,
+                        0,
+                        "{workload}: {:?} {:?}",
+                        client.findings,
+                        server.findings
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_payload_is_found_wrong_where_messages_may_be_lost() {
+    for connection in [Connection::Uc, Connection::Ud] {
+        for metric in [Metric::Bandwidth, Metric::Latency] {
+            let checks = Workload {
+                check: true,
+                ..numbered(metric, Verb::Send, connection)
+            }
+            .resolve();
+            let careless = Workload {
+                check: false,
+                ..checks
+            };
+            let (_, server) = round(careless, checks);
+            assert_eq!(server.findings.wrong, MESSAGES, "{:?}", server.findings);
+        }
+    }
+}
+
+#[test]
+fn messages_without_receives_are_lost_and_counted() {
+    for (verb, connection) in [
+        (Verb::Send, Connection::Ud),
+        (Verb::Send, Connection::Uc),
+        (Verb::Write, Connection::Uc),
+    ] {
+        for amount in [
+            Amount::Iterations(5000),
+            Amount::Duration(Duration::from_millis(200)),
+        ] {
+            let fast = Workload {
+                amount,
+                sizes: Sizes::One(1000),
+                tx_depth: 1024,
+                ..numbered(Metric::Bandwidth, verb, connection)
+            }
+            .resolve();
+            // It takes far less than the sender believes, and gives no credit for the rest.
+            let slow = Workload { window: 16, ..fast };
+            let (client, server) = round(fast, slow);
+            let what = format!("{fast}: {} of {}", server.received, client.messages);
+            assert!(0 < server.received, "{what}");
+            assert!(server.received < client.messages, "{what}");
+            assert_eq!(server.findings.wrong, 0, "{what}: {:?}", server.findings);
+        }
+    }
+}
+
+#[test]
+fn atomic_operations_add_up() {
+    for transport in [None, Some(1024)] {
+        for atomic in [AtomicOp::FetchAdd, AtomicOp::CompareSwap] {
+            for metric in [Metric::Bandwidth, Metric::Latency] {
+                let workload = Workload {
+                    atomic,
+                    mtu: transport,
+                    sizes: Sizes::One(8),
+                    check: false,
+                    ..checked(metric, Verb::Atomic)
+                }
+                .resolve();
+                let (client, server) = round(workload, workload);
+                assert_eq!(client.findings.verified, MESSAGES, "{workload}");
+                assert_eq!(server.findings.verified, 1, "{workload}");
+                assert_eq!(client.findings.wrong + server.findings.wrong, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn atomic_operations_that_do_not_add_up_are_found() {
+    for atomic in [AtomicOp::FetchAdd, AtomicOp::CompareSwap] {
+        let workload = Workload {
+            atomic,
+            sizes: Sizes::One(8),
+            check: false,
+            ..checked(Metric::Bandwidth, Verb::Atomic)
+        }
+        .resolve();
+        let (mut initiator, mut target) = connected(workload, workload);
+        initiator.start_round(0, 8).unwrap();
+        target.start_round(0, 8).unwrap();
+        // Somebody else has been there.
+        let word = target.layout.atomic(0);
+        target.mr.copy_in(word, &1000_u64.to_ne_bytes()).unwrap();
+        let serving = thread::spawn(move || {
+            let tally = bandwidth::run(&mut target, TIMEOUT, &mut Progress::hidden());
+            (tally.unwrap(), target)
+        });
+        let tally = bandwidth::run(&mut initiator, TIMEOUT, &mut Progress::hidden()).unwrap();
+        let (served, _target) = serving.join().unwrap();
+        assert!(tally.findings.wrong > 0, "{atomic}: {:?}", tally.findings);
+        assert!(served.findings.complaint.contains("word 0"), "{atomic}");
+    }
+}
+
 #[test]
 fn wrong_payload_at_either_end_is_a_failure() {
     let good = RoundResult {
@@ -156,6 +297,7 @@ fn wrong_payload_at_either_end_is_a_failure() {
             messages: 10,
             elapsed: Duration::ZERO,
             peak: 0.0,
+            received: 0,
             findings,
         },
     );

@@ -17,6 +17,8 @@ pub(crate) struct Waiter {
     empty_polls: u32,
     heard: Instant,
     timeout: Duration,
+    /// The longest sleep.
+    slice: Duration,
 }
 
 /// Empty polls between two looks at the clock.
@@ -31,7 +33,13 @@ impl Waiter {
             empty_polls: 0,
             heard: Instant::now(),
             timeout,
+            slice: interrupt::SLICE,
         }
+    }
+
+    /// Sleeps for moments only, for a loop that has the time to look at.
+    pub(crate) fn look_often(&mut self) {
+        self.slice = Duration::from_millis(2);
     }
 
     /// Something came from the peer, or went out to it.
@@ -47,7 +55,7 @@ impl Waiter {
     pub(crate) fn idle(&mut self, cq: &Cq) -> Outcome<()> {
         if let Some(channel) = &self.channel {
             if self.armed {
-                if let Some(ready) = channel.get_event(Some(interrupt::SLICE))? {
+                if let Some(ready) = channel.get_event(Some(self.slice))? {
                     ready.ack_events(1);
                     self.armed = false;
                 }

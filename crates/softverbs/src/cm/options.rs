@@ -7,7 +7,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use softverbs_proto::iwarp::stream::FpduSizing;
 
-use crate::device::Transport;
+use crate::device::{IbMtu, Transport};
 use crate::error::Result;
 
 /// Names the transport of identifiers that do not choose one.
@@ -41,6 +41,9 @@ pub enum CmOption {
     /// Local ACK timeout of the queue pair over RoCE: 4.096 µs × 2^code, 0 for ever, up to 31
     /// (default: what the path suggests, 17). The peer of `connect` gets it, too.
     AckTimeout(u8),
+    /// Path MTU that `connect` asks for (RoCE; default: the port's). `connect` fails with EINVAL
+    /// if it exceeds the port's. Set on the active side.
+    PathMtu(IbMtu),
     /// TCP_NODELAY (default: on).
     NoDelay(bool),
     /// Idle time after which TCP asks whether the peer is still there (default: 10 s); `None`:
@@ -74,6 +77,7 @@ pub(super) struct Options {
     pub(super) revision: u8,
     tos: Option<u8>,
     pub(super) ack_timeout: Option<u8>,
+    pub(super) path_mtu: Option<IbMtu>,
     no_delay: bool,
     keepalive: Option<Duration>,
     send_buffer: Option<usize>,
@@ -97,6 +101,7 @@ impl Default for Options {
             revision: 2,
             tos: None,
             ack_timeout: None,
+            path_mtu: None,
             no_delay: true,
             keepalive: Some(Duration::from_secs(10)),
             send_buffer: None,
@@ -131,6 +136,7 @@ impl Options {
             CmOption::Tos(tos) => self.tos = Some(tos),
             CmOption::AckTimeout(code @ 0..=31) => self.ack_timeout = Some(code),
             CmOption::AckTimeout(_) => return Err(("ack_timeout", "must be in 0 ..= 31")),
+            CmOption::PathMtu(mtu) => self.path_mtu = Some(mtu),
             CmOption::NoDelay(on) => self.no_delay = on,
             // The kernel's own limits.
             CmOption::Keepalive(Some(idle)) if !(1..=32_767).contains(&idle.as_secs()) => {

@@ -181,6 +181,21 @@ fn connect_request(
     param: &ConnParam,
 ) -> Result<ConnectRequest> {
     check_private_data(&param.private_data, CmaHeader::REQ_PRIVATE_DATA_LEN)?;
+    let path_mtu = match state.options.path_mtu {
+        Some(mtu) if mtu > device.active_mtu() => {
+            return Err(Error::invalid(
+                "path_mtu",
+                format!(
+                    "{} exceeds active_mtu of {}: {}",
+                    mtu.octets(),
+                    device.name(),
+                    device.active_mtu().octets()
+                ),
+            ));
+        }
+        Some(mtu) => mtu,
+        None => device.active_mtu(),
+    };
     let mut route = Route::new(PathAddress::from_ips(local.ip(), peer.ip()));
     route.traffic_class = state.options.traffic_class();
     if let Some(timeout) = state.options.ack_timeout {
@@ -195,7 +210,7 @@ fn connect_request(
             destination: peer.ip(),
         }),
         route,
-        path_mtu: PathMtu::ALL[device.active_mtu() as usize - 1],
+        path_mtu: PathMtu::ALL[path_mtu as usize - 1],
         qpn: end.qpn,
         qp_type: end.qp_type,
         starting_psn,
