@@ -263,6 +263,64 @@ fn a_peer_that_dies_is_noticed() {
     }
 }
 
+#[test]
+fn what_is_lost_is_counted_and_what_arrives_is_right() {
+    for (connection, verb) in LOSSY {
+        // Notes are lost, too, and sent again.
+        for more in [
+            "-n 2000",
+            "-n 1000 -q 2 -b",
+            "-n 2000 -e",
+            "-D 0.5",
+            "-n 300 -t 1",
+        ] {
+            let line = format!(
+                "bw {verb} -c {connection} -s 500 --check --fault out:send+write:5%=drop,seed=3"
+            );
+            let line = &json(&format!("{line} {more}"))[0];
+            let (sent, lost) = (number(line, "sent"), number(line, "lost"));
+            assert_counted(line, sent);
+            assert!(lost > 0, "{more}: {line}");
+        }
+        let line =
+            format!("lat {verb} -c {connection} -n 60 --check --fault out:send+write:/20=drop");
+        let line = &json(&line)[0];
+        assert_counted(line, 60);
+        assert!(number(line, "lost") > 0, "{line}");
+    }
+    // What is doubled or overtaken counts once.
+    for fault in ["send:/7=dup", "send:/9=reorder:3", "send:/7=corrupt"] {
+        let line = format!("bw send -c UD -s 500 -n 1000 --check --fault {fault},seed=5");
+        assert_counted(&json(&line)[0], 1000);
+    }
+}
+
+#[test]
+fn nothing_arrives() {
+    // The number of messages that goes with the End is a write, too: that connection fails.
+    let line = "bw write -c UC -s 500 -n 100 --fault out:write=drop --timeout 3";
+    let ended = sv(line);
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert!(ended.took < Duration::from_secs(60), "{ended:#?}");
+}
+
+#[test]
+fn atomics_are_done_once_however_often_they_are_sent() {
+    for operation in ["fetch-add", "cmp-swap"] {
+        for fault in [
+            "data:3%=drop",
+            "atomic-ack:/7=drop",
+            "atomic:/5=dup",
+            "data:/9=reorder:2",
+        ] {
+            let line = format!(
+                "bw atomic -A {operation} -n 400 -q 2 --transport roce --fault {fault},seed=7"
+            );
+            assert_eq!(number(&json(&line)[0], "iterations"), 800, "{fault}");
+        }
+    }
+}
+
 /// A Hello as the first version of the exchange sent it.
 fn old_hello() -> Vec<u8> {
     let mut hello = b"SVXC\x01\x01\x00\x34".to_vec();
