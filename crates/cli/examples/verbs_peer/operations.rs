@@ -1,11 +1,12 @@
 //! Every operation, as its initiator and as its target.
 
 use std::io::{Write, stdout};
+use std::time::{Duration, Instant};
 
 use softverbs::{Access, Mr, Qpn, Rkey, SendOp, WcOpcode};
 
 use crate::ends::{Lane, Test};
-use crate::{BLANK, CHUNKS, GRH, Outcome, Service, complete_well, expect, octet, to_gid};
+use crate::{BLANK, CHUNKS, GRH, Outcome, PATIENCE, Service, complete_well, expect, octet, to_gid};
 
 const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
@@ -144,7 +145,18 @@ impl Test<'_> {
         self.target.copy_out(0, &mut word)?;
         let word = u64::from_ne_bytes(word);
         match op {
-            Op::Write => self.verify(&self.target, 0, size, &name),
+            Op::Write => {
+                // UC's initiator does not know when its message arrives, and the barrier may
+                // overtake it.
+                let end = Instant::now() + PATIENCE;
+                while self.args.service == Service::Uc
+                    && self.verify(&self.target, 0, size, &name).is_err()
+                    && Instant::now() < end
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                self.verify(&self.target, 0, size, &name)
+            }
             Op::CompareSwap => expect(word == self.word(1), || format!("{name}: {word:x}")),
             Op::FetchAdd => {
                 let sum = self.word(0).wrapping_add(self.word(1).wrapping_mul(2));
