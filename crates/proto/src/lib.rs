@@ -11,6 +11,7 @@ pub mod iwarp;
 pub mod memory;
 pub mod qp_state;
 pub mod roce;
+pub mod rsocket;
 pub mod send_gate;
 pub mod time;
 pub mod transmit;

@@ -11,7 +11,8 @@
 //! | [`terminate`] | the message that ends a stream, and its error codes | RFC 5040 §4.8 |
 //!
 //! RoCEv2 is [`ib`]: packets of the InfiniBand transport in UDP datagrams (IBA vol 1 ch 9, annex
-//! A17), and connection management (IBA vol 1 ch 12, annex A11).
+//! A17), and connection management (IBA vol 1 ch 12, annex A11). [`rsocket`] is what librdmacm's
+//! sockets say over either.
 //!
 //! Below them are [`num`] (numbers with types), [`codec`] (reading and writing octets) and
 //! [`mod@crc32c`].
@@ -30,6 +31,7 @@ pub mod ib;
 pub mod mpa;
 pub mod num;
 pub mod rdmap;
+pub mod rsocket;
 pub mod terminate;
 
 pub use codec::{Malformed, Parsed, Reader, Writer};
