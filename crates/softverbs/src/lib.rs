@@ -104,6 +104,7 @@ mod mw;
 mod qp;
 mod recv_queue;
 mod roce;
+pub mod rsocket;
 mod srq;
 mod wr;
 

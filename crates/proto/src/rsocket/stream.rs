@@ -112,6 +112,7 @@ pub struct Stream {
     /// One of both has said that it is over.
     disconnected: bool,
     failure: Option<Failure>,
+    shut_down_writing: bool,
     /// Said as soon as there is a slot for it.
     farewell: Option<Control>,
 }
@@ -134,6 +135,7 @@ impl Stream {
             writable: true,
             disconnected: false,
             failure: None,
+            shut_down_writing: false,
             farewell: None,
         }
     }
@@ -244,6 +246,11 @@ impl Stream {
         self.writable
     }
 
+    /// Whether this end has said that it sends no more.
+    pub fn has_shut_down_writing(&self) -> bool {
+        self.shut_down_writing
+    }
+
     /// Why it has failed.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
@@ -322,9 +329,14 @@ impl Stream {
         self.iomaps.has_news()
     }
 
+    /// Whether the peer may be told now.
+    pub fn can_tell_region(&self) -> bool {
+        self.connected && self.writable && self.sender.can_announce()
+    }
+
     /// Tells the peer of the next mapped region, if that may be sent now.
     pub fn next_region(&mut self) -> Option<Post> {
-        if !(self.connected && self.writable && self.sender.can_announce()) {
+        if !self.can_tell_region() {
             return None;
         }
         let (index, octets, place) = self.iomaps.next()?;
@@ -367,6 +379,7 @@ impl Stream {
             return;
         }
         let had = (self.readable, self.writable);
+        self.shut_down_writing |= how != Shutdown::Read;
         self.readable &= how == Shutdown::Write;
         self.writable &= how == Shutdown::Read;
         if had == (self.readable, self.writable) || self.writable {
