@@ -222,9 +222,8 @@ impl DatagramSocket {
         }
         let len: usize = data.iter().map(|piece| piece.len()).sum();
         self.wait_for(nonblocking, |state| {
-            let to = match to.or(state.connected) {
-                Some(to) => to,
-                None => return Some(Err(errno("rsend", libc::EDESTADDRREQ))),
+            let Some(to) = to.or(state.connected) else {
+                return Some(Err(errno("rsend", libc::EDESTADDRREQ)));
             };
             match self.try_send(state, data, len, to) {
                 Ok(true) => {

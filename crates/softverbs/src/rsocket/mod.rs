@@ -32,7 +32,7 @@
 //! One thread may send while another receives. Waiting threads do the work of their connections;
 //! while a program does not call, the library's own thread does.
 //!
-//! `stream.rs` is a stream's life, `endpoint.rs` its verbs objects, `transfer.rs` sending and
+//! `stream.rs` is a stream's life, `progress.rs` its work, `endpoint.rs` its verbs objects, `transfer.rs` sending and
 //! receiving, `datagram.rs` datagram sockets, `wait.rs` and `poll.rs` waiting.
 
 mod datagram;
@@ -41,6 +41,7 @@ mod iomap;
 mod keepalive;
 mod option;
 mod poll;
+mod progress;
 mod stream;
 mod transfer;
 mod wait;

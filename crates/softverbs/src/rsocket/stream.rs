@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use softverbs_proto::rsocket::{Shutdown, Stream};
 use softverbs_wire::rsocket::ConnectData;
@@ -15,8 +14,8 @@ use super::Family;
 use super::endpoint::Endpoint;
 use super::keepalive;
 use super::option::{Options, RSockOpt, RSockOptName};
-use super::wait::{self, POLLING_TIME, Waiters, Waker};
-use crate::cm::{CmEvent, CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
+use super::wait::Waiters;
+use crate::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
 use crate::device::Transport;
 use crate::error::{Error, Result};
 
@@ -41,13 +40,13 @@ pub(super) enum Phase {
 pub(super) struct State {
     pub(super) phase: Phase,
     id: Option<CmId>,
-    channel: EventChannel,
+    pub(super) channel: EventChannel,
     pub(super) endpoint: Option<Endpoint>,
     pub(super) options: Options,
     /// Reported once, by the next call that can.
-    error: Option<i32>,
+    pub(super) error: Option<i32>,
     /// Connected, and no call of `connect` has said so yet.
-    unreported: bool,
+    pub(super) unreported: bool,
     peer: Option<SocketAddr>,
     local: Option<SocketAddr>,
     /// The descriptors in `ready`, so that each is entered once.
@@ -329,141 +328,6 @@ impl StreamSocket {
         Ok(())
     }
 
-    /// Does what there is to do: takes completions and events, drives the connection.
-    pub(super) fn progress(&self, state: &mut State) {
-        let mut used = false;
-        if matches!(state.phase, Phase::Connecting | Phase::Connected) {
-            while let Ok(Some(event)) = state.channel.get_event(Some(Duration::ZERO)) {
-                used = true;
-                state.on_event(&event);
-            }
-        }
-        // Not before: messages mean something only when the peer's connection data is known.
-        if state.phase == Phase::Connected
-            && let Some(endpoint) = &mut state.endpoint
-        {
-            used |= endpoint.progress();
-            state.note_failure();
-        }
-        if used {
-            self.waiters.wake();
-        }
-    }
-
-    /// Runs `attempt` until it has a result, between steps of progress; EAGAIN if it has none
-    /// and `nonblocking`.
-    pub(super) fn wait_for<T>(
-        &self,
-        nonblocking: bool,
-        attempt: impl FnMut(&mut State) -> Option<Result<T>>,
-    ) -> Result<T> {
-        self.wait_until(nonblocking, None, attempt)?
-            .ok_or_else(|| errno("rsocket", libc::EAGAIN))
-    }
-
-    /// As [`wait_for`](Self::wait_for); `None` if there was no result by the `deadline`, or at
-    /// once.
-    pub(super) fn wait_until<T>(
-        &self,
-        nonblocking: bool,
-        deadline: Option<Instant>,
-        mut attempt: impl FnMut(&mut State) -> Option<Result<T>>,
-    ) -> Result<Option<T>> {
-        let mut look = |arm: bool| {
-            let mut state = self.lock();
-            self.progress(&mut state);
-            if arm {
-                self.arm(&mut state)?;
-            }
-            if state.phase == Phase::Closed {
-                return Err(errno("rsocket", libc::EBADF));
-            }
-            attempt(&mut state).transpose()
-        };
-        let start = Instant::now();
-        loop {
-            if let Some(result) = look(false)? {
-                return Ok(Some(result));
-            }
-            if nonblocking {
-                return Ok(None);
-            }
-            if start.elapsed() >= POLLING_TIME {
-                break;
-            }
-        }
-        let waker = Waker::of_thread()?;
-        loop {
-            waker.clear();
-            self.waiters.enter(&waker);
-            let mut found = look(true);
-            if matches!(found, Ok(None)) {
-                let mut fds = vec![wait::readable(self.fd()), wait::readable(waker.fd())];
-                match wait::sleep(&mut fds, deadline) {
-                    Ok(true) => {}
-                    // Time is up: one last look.
-                    Ok(false) => {
-                        found = look(false);
-                        self.waiters.leave(&waker);
-                        return found;
-                    }
-                    Err(error) => found = Err(error),
-                }
-            }
-            self.waiters.leave(&waker);
-            if let Some(result) = found? {
-                return Ok(Some(result));
-            }
-        }
-    }
-
-    /// Sees to it that what completes from now on is announced.
-    pub(super) fn arm(&self, state: &mut State) -> Result<()> {
-        // Until nothing was announced between arming and looking.
-        while let Some(endpoint) = &mut state.endpoint
-            && endpoint.arm()?
-        {
-            self.progress(state);
-        }
-        Ok(())
-    }
-
-    /// What `poll` reports of it.
-    pub(super) fn events(&self, state: &State, wanted: PollFlags) -> PollFlags {
-        let both = PollFlags::POLLIN | PollFlags::POLLOUT;
-        match (state.phase, &state.endpoint) {
-            (Phase::Listening, _) => {
-                let mut fds = [PollFd::new(state.channel.fd(), PollFlags::POLLIN)];
-                let _ = nix::poll::poll(&mut fds, PollTimeout::ZERO);
-                wanted & fds[0].revents().unwrap_or(PollFlags::empty())
-            }
-            (Phase::Failed, _) => (wanted & both) | PollFlags::POLLERR | PollFlags::POLLHUP,
-            (Phase::Closed, _) => PollFlags::POLLNVAL,
-            (Phase::Connected, Some(endpoint)) => {
-                let stream = &endpoint.stream;
-                let mut events = PollFlags::empty();
-                if stream.available() > 0 || !stream.is_readable() {
-                    events |= PollFlags::POLLIN;
-                }
-                if !stream.is_readable() {
-                    events |= PollFlags::from_bits_retain(libc::POLLRDHUP);
-                }
-                if stream.can_send() {
-                    events |= PollFlags::POLLOUT;
-                }
-                events &= wanted;
-                if stream.is_disconnected() {
-                    events |= PollFlags::POLLHUP;
-                }
-                if stream.failure().is_some() {
-                    events |= PollFlags::POLLERR;
-                }
-                events
-            }
-            _ => PollFlags::empty(),
-        }
-    }
-
     pub(super) fn local_addr(&self) -> Result<SocketAddr> {
         let state = self.lock();
         let known = state.id.as_ref().and_then(CmId::local_addr);
@@ -573,64 +437,5 @@ fn parameters(endpoint: &Endpoint) -> ConnParam {
         initiator_depth: 1,
         flow_control: true,
         ..ConnParam::default()
-    }
-}
-
-impl State {
-    fn on_event(&mut self, event: &CmEvent) {
-        let connecting = self.phase == Phase::Connecting;
-        match event.kind() {
-            EventKind::Established if connecting => {
-                let peer = Stream::parse_connect_data(event.private_data());
-                match (peer, &mut self.endpoint) {
-                    (Ok(peer), Some(endpoint)) => {
-                        endpoint.connected(&peer);
-                        self.phase = Phase::Connected;
-                        self.unreported = true;
-                    }
-                    _ => {
-                        let _ = event.id().disconnect();
-                        self.fail(libc::EPROTO);
-                    }
-                }
-            }
-            EventKind::Rejected if connecting => self.fail(libc::ECONNREFUSED),
-            EventKind::Unreachable | EventKind::ConnectError if connecting => {
-                self.fail(match event.status() {
-                    status if status < 0 => status.saturating_neg(),
-                    _ => libc::ECONNREFUSED,
-                });
-            }
-            EventKind::Rejected
-            | EventKind::Unreachable
-            | EventKind::ConnectError
-            | EventKind::Disconnected
-            | EventKind::DeviceRemoval => {
-                if let Some(endpoint) = &mut self.endpoint {
-                    endpoint.on_disconnected();
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn fail(&mut self, error: i32) {
-        self.phase = Phase::Failed;
-        self.error = Some(error);
-    }
-
-    /// A connection that has failed is an error, once.
-    fn note_failure(&mut self) {
-        if let Some(endpoint) = &mut self.endpoint
-            && self.phase == Phase::Connected
-            && endpoint.take_new_failure()
-        {
-            self.error = Some(libc::ECONNRESET);
-        }
-    }
-
-    /// The error that has not been reported.
-    pub(super) fn take_error(&mut self) -> Option<i32> {
-        self.error.take()
     }
 }

@@ -170,12 +170,13 @@ impl StreamSocket {
         let inline_data = state.options.sizes.inline_data as usize;
         let endpoint = state.writable_endpoint()?;
         let next = cursor.contiguous();
-        if left <= inline_data && next.len() == left {
-            if let Some(post) = endpoint.stream.send_inline(left) {
-                endpoint.post(&post, next);
-                cursor.skip += left;
-                return Ok(left);
-            }
+        if left <= inline_data
+            && next.len() == left
+            && let Some(post) = endpoint.stream.send_inline(left)
+        {
+            endpoint.post(&post, next);
+            cursor.skip += left;
+            return Ok(left);
         }
         let Some(reserved) = endpoint.stream.reserve(left.min(limit)) else {
             return Err(Obstacle::Wait);

@@ -11,6 +11,8 @@
 pub mod child;
 pub mod faults;
 
+pub mod rsocket;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

@@ -152,14 +152,12 @@ impl Port {
         };
         let start = usize::from(place) * LONGEST;
         let mut len = 0;
-        let pieces = std::iter::once(header).chain(data.iter().map(|piece| &piece[..]));
-        let mut posted = pieces
-            .map(|piece| {
-                let at = start + len;
-                len += piece.len();
-                self.send_mr.copy_in(at, piece)
-            })
-            .collect::<Result<()>>();
+        let mut pieces = std::iter::once(header).chain(data.iter().map(|piece| &piece[..]));
+        let mut posted = pieces.try_for_each(|piece| {
+            let at = start + len;
+            len += piece.len();
+            self.send_mr.copy_in(at, piece)
+        });
         if posted.is_ok() {
             let to = UdAddress {
                 ah: &way.ah,
