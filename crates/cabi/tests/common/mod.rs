@@ -3,7 +3,8 @@
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// The library that cargo built together with the tests.
 pub(crate) fn library() -> PathBuf {
@@ -41,4 +42,58 @@ pub(crate) fn with_softverbs(program: &str) -> Command {
         .env("LD_PRELOAD", names.join("libibverbs.so.1"))
         .env("LD_LIBRARY_PATH", names);
     command
+}
+
+/// A program of `tests/c`, compiled against the headers of the distribution.
+pub(crate) fn compile(name: &str) -> PathBuf {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/c")
+        .join(name)
+        .with_extension("c");
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut command = Command::new("cc");
+    command
+        .args(["-std=gnu17", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .arg(&program)
+        .arg(source);
+    let output = command
+        .args(["-lrdmacm", "-libverbs", "-lpthread"])
+        .output();
+    let output = output.expect("no cc: run scripts/install-test-deps");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    program
+}
+
+/// Runs a program to its end, a minute at most.
+pub(crate) fn finished(command: &mut Command) -> Output {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let child =
+        child.unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/install-test-deps"));
+    wait(child, Duration::from_secs(60))
+}
+
+/// Waits for a program to end, or ends it.
+pub(crate) fn wait(mut child: Child, patience: Duration) -> Output {
+    let end = Instant::now() + patience;
+    while child.try_wait().expect("a child").is_none() {
+        if Instant::now() > end {
+            let _ = child.kill();
+            let output = child.wait_with_output().expect("a child");
+            panic!(
+                "no end after {patience:?}\n{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("a child")
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use smallvec::SmallVec;
 
 use super::sys::{self, Ready};
@@ -28,14 +29,31 @@ const TURN: Duration = Duration::from_millis(1);
 const SLICE: Duration = Duration::from_micros(100);
 
 pub(super) fn start(engine: &'static Engine) -> Result<()> {
-    std::thread::Builder::new()
+    // A thread starts with the signal mask of its maker. Signals are the application's: none of its
+    // handlers may run here, where it knows of no thread. Those of a fault of our own stay, since a
+    // blocked one would end the process without a word.
+    let mut all = SigSet::all();
+    for own in [
+        Signal::SIGSEGV,
+        Signal::SIGBUS,
+        Signal::SIGILL,
+        Signal::SIGFPE,
+        Signal::SIGABRT,
+        Signal::SIGTRAP,
+    ] {
+        all.remove(own);
+    }
+    let os = Error::from_call::<nix::Error>("pthread_sigmask");
+    let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK).map_err(&os)?;
+    let spawned = std::thread::Builder::new()
         .name("softverbs".into())
         .spawn(|| {
             sys::exact_timers();
             sys::shorten_slice(SLICE);
             engine.run();
-        })
-        .map_err(|error| Error::os("pthread_create", error.raw_os_error().unwrap_or(11)))?;
+        });
+    before.thread_set_mask().map_err(os)?;
+    spawned.map_err(|error| Error::os("pthread_create", error.raw_os_error().unwrap_or(11)))?;
     Ok(())
 }
 

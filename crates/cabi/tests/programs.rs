@@ -1,0 +1,32 @@
+//! Programs of C in `tests/c`, compiled here and run on the library: each checks itself.
+
+mod common;
+
+use common::{compile, finished, with_softverbs};
+
+fn run(name: &str) {
+    let program = compile(name);
+    let output = finished(&mut with_softverbs(program.to_str().expect("a path")));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{name}: {}\n{text}{complaint}",
+        output.status
+    );
+    assert_eq!(
+        (&*text, &*complaint),
+        ("", ""),
+        "{name}: nobody else writes"
+    );
+}
+
+#[test]
+fn misuse_is_refused_as_the_manual_pages_say() {
+    run("misuse");
+}
+
+#[test]
+fn faults_are_told_in_completions_and_events() {
+    run("faults");
+}
