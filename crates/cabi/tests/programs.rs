@@ -30,3 +30,8 @@ fn misuse_is_refused_as_the_manual_pages_say() {
 fn faults_are_told_in_completions_and_events() {
     run("faults");
 }
+
+#[test]
+fn objects_change_as_they_are_asked_to() {
+    run("objects");
+}

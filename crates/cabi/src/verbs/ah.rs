@@ -1,9 +1,8 @@
 //! Address handles, and the address vectors that they are made from.
 
 use std::ffi::c_int;
-use std::net::Ipv4Addr;
 
-use softverbs::{AddressHandle, AhAttr, Context, Gid, GlobalRoute};
+use softverbs::{AddressHandle, AhAttr, Context, Gid, GlobalRoute, Wc};
 
 use super::context::state;
 use super::pd::next_handle;
@@ -112,68 +111,31 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// The two addresses of a datagram, the traffic class and the hop limit, from the network header in front of it:
-/// InfiniBand's, or, for IPv4, that one's in the last 20 of the 40 octets.
-struct Header {
-    source: Gid,
-    destination: Gid,
-    flow_label: u32,
-    traffic_class: u8,
-}
-
-fn header(grh: &ibv_grh) -> Header {
-    // SAFETY: a plain struct of 40 octets without gaps.
-    let octets: [u8; 40] = unsafe { std::mem::transmute(*grh) };
-    let (_, v4) = octets.split_at(20);
-    if v4[0] == 0x45 && octets[0] >> 4 != 6 {
-        let address = |at: usize| Ipv4Addr::new(v4[at], v4[at + 1], v4[at + 2], v4[at + 3]);
-        return Header {
-            source: address(12).into(),
-            destination: address(16).into(),
-            flow_label: 0,
-            traffic_class: v4[1],
-        };
-    }
-    let first = u32::from_be(grh.version_tclass_flow);
-    Header {
-        source: gid_of(&grh.sgid),
-        destination: gid_of(&grh.dgid),
-        flow_label: first & 0xf_ffff,
-        traffic_class: u8::try_from(first >> 20 & 0xff).unwrap_or(0),
-    }
-}
-
 /// The way back to where a datagram came from.
-fn way_back(context: &Context, port: u8, wc: &ibv_wc, grh: *const ibv_grh) -> Result<AhAttr> {
-    let length = context.query_port(port)?.gid_tbl_len;
+///
+/// # Safety
+/// `grh` is C's header, if the completion says that there is one.
+unsafe fn way_back(
+    context: &Context,
+    port: u8,
+    wc: &ibv_wc,
+    grh: *const ibv_grh,
+) -> Result<AhAttr> {
+    context.query_port(port)?;
     if wc.wc_flags & IBV_WC_GRH == 0 {
         // Over RoCE there is no way without.
         return Err(Fault::INVALID);
     }
-    // SAFETY: C's header, which the completion says is there.
-    let header = header(unsafe { in_ref(grh) }?);
-    let own = |index: &u32| {
-        context
-            .query_gid(port, *index)
-            .is_ok_and(|gid| gid == header.destination)
+    // SAFETY: the caller's promise; 40 octets, whatever they are.
+    let area = unsafe { in_ref(grh.cast::<[u8; 40]>()) }?;
+    let received = Wc {
+        grh: true,
+        ..Wc::default()
     };
-    // What came by multicast did not come to an address of ours: then one of the same family.
-    let family = |index: &u32| {
-        let gid = context.query_gid(port, *index);
-        gid.is_ok_and(|gid| gid.to_ip().is_ipv4() == header.source.to_ip().is_ipv4())
-    };
-    let index = (0..length).find(own).or_else(|| (0..length).find(family));
-    let index = index
-        .and_then(|index| u8::try_from(index).ok())
-        .ok_or(Fault::INVALID)?;
-    let mut attr = AhAttr::new(header.source, index);
-    attr.port_num = port;
+    let mut attr = context.init_ah_from_wc(&received, area)?;
     attr.sl = wc.sl;
     attr.src_path_bits = wc.dlid_path_bits;
     attr.dlid = wc.slid;
-    attr.grh.flow_label = header.flow_label;
-    attr.grh.traffic_class = header.traffic_class;
-    attr.grh.hop_limit = 0xff;
     Ok(attr)
 }
 
@@ -187,7 +149,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     ffi::errno(|| {
         // SAFETY: C's opened device and completion, and a struct to be filled in.
         let (opened, wc, attr) = unsafe { (state(context)?, in_ref(wc)?, out_mut(attr)?) };
-        *attr = c_ah_attr(&way_back(opened.context(), port_num, wc, grh)?);
+        // SAFETY: C's header.
+        *attr = c_ah_attr(&unsafe { way_back(opened.context(), port_num, wc, grh) }?);
         Ok(())
     })
 }
@@ -201,8 +164,10 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     ffi::null(|| {
         // SAFETY: C's domain and completion.
         let (domain, wc) = unsafe { (object(pd)?, in_ref(wc)?) };
-        let attr = way_back(domain.pd().context(), port_num, wc, grh)?;
-        // SAFETY: C's domain.
-        unsafe { create(pd, &attr) }
+        // SAFETY: C's header and domain.
+        unsafe {
+            let attr = way_back(domain.pd().context(), port_num, wc, grh)?;
+            create(pd, &attr)
+        }
     })
 }

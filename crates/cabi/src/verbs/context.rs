@@ -11,6 +11,7 @@ use softverbs::{AsyncElement, Context, Qpn};
 
 use super::cq::{modify_cq, poll_cq, req_notify_cq};
 use super::cq_ex::create_cq_ex;
+use super::mw::{alloc_mw, bind_mw, dealloc_mw};
 use super::pd::{alloc_parent_domain, alloc_td, dealloc_td, query_rt_values};
 use super::post::{post_recv, post_send};
 use super::qp::create_qp_ex;
@@ -158,9 +159,9 @@ const fn context_ops() -> ibv_context_ops {
         _compat_reg_mr: unused,
         _compat_rereg_mr: unused,
         _compat_dereg_mr: unused,
-        alloc_mw: None,
-        bind_mw: None,
-        dealloc_mw: None,
+        alloc_mw: Some(alloc_mw),
+        bind_mw: Some(bind_mw),
+        dealloc_mw: Some(dealloc_mw),
         _compat_create_cq: unused,
         poll_cq: Some(poll_cq),
         req_notify_cq: Some(req_notify_cq),

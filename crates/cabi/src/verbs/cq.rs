@@ -193,6 +193,19 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     })
 }
 
+pub(crate) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    ffi::errno(|| {
+        // SAFETY: C's queue, or null.
+        let state = unsafe { object(cq) }?;
+        state
+            .cq
+            .resize(u32::try_from(cqe).map_err(|_| Fault::INVALID)?)?;
+        // SAFETY: as above; rdma-core writes there at the same moment.
+        unsafe { (*cq).cqe = cqe };
+        Ok(())
+    })
+}
+
 /// `ibv_modify_cq`, through the context: nothing is moderated, which a device without such timers may say.
 pub(super) unsafe extern "C" fn modify_cq(
     cq: *mut ibv_cq,

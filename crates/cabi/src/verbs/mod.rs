@@ -9,6 +9,7 @@ mod cq_ex;
 mod device;
 mod fork;
 mod mr;
+mod mw;
 mod pd;
 mod post;
 pub(crate) mod qp;

@@ -1,24 +1,25 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Mutex, PoisonError};
 
-use softverbs::{Access, Mr};
+use softverbs::{Access, Mr, Rereg};
 
 use super::pd::next_handle;
 use crate::abi::*;
-use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object};
+use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object, set_errno};
 
 /// What we keep of a region.
 pub(crate) struct MrState {
     mr: Mr,
-    _pd: Use,
+    /// Of the protection domain, which may change.
+    pd: Mutex<Use>,
 }
 
 c_object!(ibv_mr, ibv_mr => MrState);
 
 impl MrState {
-    #[allow(dead_code, reason = "memory windows will")]
-    pub(crate) fn mr(&self) -> &Mr {
+    pub(super) fn mr(&self) -> &Mr {
         &self.mr
     }
 }
@@ -43,16 +44,16 @@ unsafe fn register(
     // SAFETY: the caller's promise.
     let (state, context) = unsafe { (object(pd)?, in_ref(pd)?.context) };
     let access = access(flags)?;
-    let own = if access.contains(Access::ZERO_BASED) {
-        0
-    } else {
-        addr.addr() as u64
-    };
-    if iova.is_some_and(|iova| iova != own) {
-        return Err(Fault::NOT_SUPPORTED);
-    }
+    let addr_u8 = addr.cast::<u8>();
     // SAFETY: C's promise about registered memory is this one.
-    let mr = unsafe { state.pd().reg_mr(addr.cast(), length, access) }?;
+    let mr = unsafe {
+        match iova {
+            Some(iova) if !access.contains(Access::ZERO_BASED) => {
+                state.pd().reg_mr_iova(addr_u8, length, iova, access)
+            }
+            _ => state.pd().reg_mr(addr_u8, length, access),
+        }
+    }?;
     ffi::create(|_| {
         let c = ibv_mr {
             context,
@@ -67,7 +68,7 @@ unsafe fn register(
             c,
             MrState {
                 mr,
-                _pd: state.users.add(),
+                pd: Mutex::new(state.users.add()),
             },
         ))
     })
@@ -102,10 +103,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    let zero_based = access & IBV_ACCESS_ZERO_BASED != 0;
-    let iova = (!zero_based || iova != addr.addr() as u64).then_some(iova);
     // SAFETY: C's promises.
-    ffi::null(|| unsafe { register(pd, addr, length, iova, access) })
+    ffi::null(|| unsafe { register(pd, addr, length, Some(iova), access) })
 }
 
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
@@ -144,4 +143,91 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         drop(unsafe { ffi::destroy(mr) });
         Ok(())
     })
+}
+
+/// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
+const REREG_MR_ERR_INPUT: c_int = -1;
+
+pub(crate) unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access_flags: c_int,
+) -> c_int {
+    // SAFETY: C's region, domain and memory.
+    match unsafe {
+        rereg(
+            mr,
+            flags.cast_unsigned(),
+            pd,
+            addr,
+            length,
+            access_flags.cast_unsigned(),
+        )
+    } {
+        Ok(()) => 0,
+        Err(fault) => {
+            set_errno(fault.errno());
+            REREG_MR_ERR_INPUT
+        }
+    }
+}
+
+/// Changes what `flags` name.
+///
+/// # Safety
+/// As for [`register`].
+unsafe fn rereg(
+    mr: *mut ibv_mr,
+    flags: u32,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access_flags: u32,
+) -> Result<()> {
+    const KNOWN: u32 =
+        IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+    let changes = |flag: u32| flags & flag != 0;
+    // SAFETY: the caller's promise.
+    let state = unsafe { object(mr) }?;
+    if flags == 0 || flags & !KNOWN != 0 {
+        return Err(Fault::INVALID);
+    }
+    let translation =
+        changes(IBV_REREG_MR_CHANGE_TRANSLATION).then_some((addr.cast::<u8>(), length));
+    if translation.is_some() && (addr.is_null() || length == 0) {
+        return Err(Fault::INVALID);
+    }
+    let domain = if changes(IBV_REREG_MR_CHANGE_PD) {
+        // SAFETY: the caller's promise.
+        Some(unsafe { object(pd) }?)
+    } else {
+        None
+    };
+    let change = Rereg {
+        translation,
+        pd: domain.map(|domain| domain.pd()),
+        access: if changes(IBV_REREG_MR_CHANGE_ACCESS) {
+            Some(access(access_flags)?)
+        } else {
+            None
+        },
+    };
+    // SAFETY: the caller's promise.
+    unsafe { state.mr.rereg(&change) }?;
+    if let Some(domain) = domain {
+        *state.pd.lock().unwrap_or_else(PoisonError::into_inner) = domain.users.add();
+    }
+    // SAFETY: C's region; rdma-core writes there at the same moment.
+    unsafe {
+        if domain.is_some() {
+            (*mr).pd = pd;
+        }
+        if translation.is_some() {
+            ((*mr).addr, (*mr).length) = (addr, length);
+        }
+    }
+    Ok(())
 }

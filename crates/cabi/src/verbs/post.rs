@@ -6,6 +6,7 @@ use std::{ptr, slice as rust_slice};
 use smallvec::SmallVec;
 use softverbs::{QpType, Qpn, RecvWr, Rkey, SendData, SendFlags, SendOp, SendWr, Sge, UdAddress};
 
+use super::mw::bind_op;
 use super::qp::QpState;
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, in_ref, object, slice};
@@ -85,8 +86,11 @@ pub(super) unsafe extern "C" fn post_recv(
     }
 }
 
-/// The key of a request that invalidates one, or its immediate data.
-fn op(wr: &ibv_send_wr) -> Result<SendOp> {
+/// What a request asks for.
+///
+/// # Safety
+/// The window and the region of a request to bind are C's.
+unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp> {
     let imm = || u32::from_be(wr.imm_data);
     // SAFETY: the operation says which part of the union C has filled in; all are plain numbers.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
@@ -120,6 +124,12 @@ fn op(wr: &ibv_send_wr) -> Result<SendOp> {
             add: atomic.compare_add,
         },
         IBV_WR_LOCAL_INV => SendOp::LocalInvalidate(Rkey::new(wr.imm_data)),
+        // SAFETY: the caller's promise.
+        IBV_WR_BIND_MW => {
+            let bind = &wr.bind_mw;
+            // SAFETY: the caller's promise.
+            unsafe { bind_op(bind.mw, bind.rkey, &bind.bind_info) }?
+        }
         _ => return Err(Fault::NOT_SUPPORTED),
     })
 }
@@ -132,6 +142,7 @@ pub(super) const fn sends(op: &SendOp) -> bool {
             | SendOp::FetchAdd { .. }
             | SendOp::CompareSwap { .. }
             | SendOp::LocalInvalidate(_)
+            | SendOp::BindMw(_)
     )
 }
 
@@ -143,14 +154,15 @@ pub(super) fn flags(flags: u32) -> Result<SendFlags> {
 /// A send request.
 ///
 /// # Safety
-/// Its list and address handle are as it says, inline data too, and stay so meanwhile.
+/// Its list, address handle, window and region are as it says, inline data too, and stay so meanwhile.
 unsafe fn send_wr<'a>(
     qp: &QpState,
     wr: &'a ibv_send_wr,
     gathered: &'a mut Gathered,
 ) -> Result<SendWr<'a>> {
-    let op = op(wr)?;
-    let data = if matches!(op, SendOp::LocalInvalidate(_)) {
+    // SAFETY: the caller's promise.
+    let op = unsafe { op(wr) }?;
+    let data = if matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindMw(_)) {
         SendData::Sges(&[])
     } else {
         // SAFETY: the caller's promise.

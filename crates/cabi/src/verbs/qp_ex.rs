@@ -11,10 +11,11 @@ use softverbs::{
     Lkey, QpType, Qpn, Rkey, SendData, SendFlags, SendOp, SendWr, Sge, Transport, UdAddress,
 };
 
+use super::mw::bind_op;
 use super::post::{flags, sends};
 use super::qp::QpState;
 use crate::abi::*;
-use crate::ffi::{self, Fault, Result, object, slice};
+use crate::ffi::{self, Fault, Result, in_ref, object, slice};
 
 /// The operations that a queue pair of a type can be made for.
 pub(super) const fn offered(qp_type: QpType, transport: Transport) -> u64 {
@@ -24,6 +25,7 @@ pub(super) const fn offered(qp_type: QpType, transport: Transport) -> u64 {
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
         | IBV_QP_EX_WITH_LOCAL_INV
+        | IBV_QP_EX_WITH_BIND_MW
         | IBV_QP_EX_WITH_SEND_WITH_INV;
     let operations = match qp_type {
         QpType::Ud => SENDS,
@@ -47,7 +49,7 @@ pub(super) fn with_calls(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_flags: 0,
         wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
         wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
-        wr_bind_mw: None,
+        wr_bind_mw: Some(wr_bind_mw),
         wr_local_inv: Some(wr_local_inv),
         wr_rdma_read: Some(wr_rdma_read),
         wr_rdma_write: Some(wr_rdma_write),
@@ -202,6 +204,21 @@ operations! {
         SendOp::CompareSwap { remote_addr, rkey: Rkey::new(rkey), compare, swap };
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =
         SendOp::FetchAdd { remote_addr, rkey: Rkey::new(rkey), add };
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: C's objects, and its queue pair between start and complete.
+    unsafe {
+        match in_ref(info).and_then(|info| bind_op(mw, rkey, info)) {
+            Ok(op) => begin(qp, op),
+            Err(fault) => edit(qp, |_| Err(fault)),
+        }
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(

@@ -117,8 +117,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
             return Err(Fault::INVALID);
         }
         if mask & IBV_SRQ_MAX_WR != 0 {
-            // The device does not say IBV_DEVICE_SRQ_RESIZE.
-            return Err(Fault::NOT_SUPPORTED);
+            state.srq.resize(attr.max_wr)?;
         }
         if mask & IBV_SRQ_LIMIT != 0 {
             state.srq.modify(attr.srq_limit)?;

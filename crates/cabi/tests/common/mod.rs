@@ -53,7 +53,15 @@ pub(crate) fn compile(name: &str) -> PathBuf {
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut command = Command::new("cc");
     command
-        .args(["-std=gnu17", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .args([
+            "-std=gnu17",
+            "-D_GNU_SOURCE",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O1",
+            "-o",
+        ])
         .arg(&program)
         .arg(source);
     let output = command
