@@ -3,12 +3,16 @@
 use std::io::{self, Write, stdout};
 
 use serde::Serialize;
-use softverbs::{Device, DeviceAttr, PortAttr, PortState, Transport};
+use softverbs::{Device, DeviceAttr, PortAttr, PortOwner, PortState, Transport};
 
 use crate::failure::{Failure, Outcome};
 
 /// The only port of a device.
 const PORT: u8 = 1;
+
+/// What it means that a stranger has UDP port 4791.
+pub(crate) const STRANGER: &str =
+    "programs on this machine reach each other, other machines cannot reach them";
 
 /// What is printed about a device.
 #[derive(Debug, Serialize)]
@@ -48,14 +52,46 @@ struct Details {
     max_msg_sz: u32,
     active_mtu: u32,
     link_layer: String,
+    /// RoCE only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    udp_port_4791: Vec<PortLine>,
     gids: Vec<String>,
+}
+
+/// Who has the port that other hosts send to.
+#[derive(Clone, Debug, Serialize)]
+struct PortLine {
+    family: &'static str,
+    owner: String,
+    reachable: bool,
+}
+
+impl From<PortOwner> for PortLine {
+    fn from(port: PortOwner) -> Self {
+        Self {
+            family: port.family,
+            owner: port.owner,
+            reachable: !port.stranger,
+        }
+    }
 }
 
 /// Prints all devices.
 pub(crate) fn run(verbose: bool, json: bool) -> Outcome<()> {
-    let entries = softverbs::devices()?
+    let devices = softverbs::devices()?;
+    // Whoever asks is, for a moment, one of those who may have the port.
+    let has_roce = devices
         .iter()
-        .map(|device| Entry::new(device, verbose))
+        .any(|device| device.transport() == Transport::Roce);
+    let owners = if verbose && has_roce {
+        let status = softverbs::roce_status()?;
+        status.port_owners.into_iter().map(PortLine::from).collect()
+    } else {
+        Vec::new()
+    };
+    let entries = devices
+        .iter()
+        .map(|device| Entry::new(device, verbose, &owners))
         .collect::<Outcome<Vec<_>>>()?;
     if entries.is_empty() {
         return Err(Failure::run(
@@ -77,14 +113,18 @@ pub(crate) fn run(verbose: bool, json: bool) -> Outcome<()> {
 }
 
 impl Entry {
-    fn new(device: &Device, verbose: bool) -> Outcome<Self> {
+    fn new(device: &Device, verbose: bool, owners: &[PortLine]) -> Outcome<Self> {
         let context = device.open()?;
         let port = context.query_port(PORT)?;
         let details = if verbose {
             let gids = (0..port.gid_tbl_len)
                 .map(|index| Ok(context.query_gid(PORT, index)?.to_string()))
                 .collect::<Outcome<_>>()?;
-            Some(Details::new(&context.query_device(), &port, gids))
+            let owners = match device.transport() {
+                Transport::Roce => owners.to_vec(),
+                Transport::Iwarp => Vec::new(),
+            };
+            Some(Details::new(&context.query_device(), &port, owners, gids))
         } else {
             None
         };
@@ -107,7 +147,12 @@ impl Entry {
 }
 
 impl Details {
-    fn new(attr: &DeviceAttr, port: &PortAttr, gids: Vec<String>) -> Self {
+    fn new(
+        attr: &DeviceAttr,
+        port: &PortAttr,
+        udp_port_4791: Vec<PortLine>,
+        gids: Vec<String>,
+    ) -> Self {
         Self {
             fw_ver: attr.fw_ver.to_owned(),
             node_guid: guid(attr.node_guid),
@@ -131,6 +176,7 @@ impl Details {
             max_msg_sz: port.max_msg_sz,
             active_mtu: port.active_mtu.octets(),
             link_layer: format!("{:?}", port.link_layer),
+            udp_port_4791,
             gids,
         }
     }
@@ -194,6 +240,18 @@ fn print_details(out: &mut impl Write, details: &Details) -> io::Result<()> {
             serde_json::Value::String(text) => writeln!(out, "    {name}: {text}")?,
             value => writeln!(out, "    {name}: {value}")?,
         }
+    }
+    for port in &details.udp_port_4791 {
+        write!(out, "    udp_port_4791 ({}): {}", port.family, port.owner)?;
+        writeln!(
+            out,
+            "{}",
+            if port.reachable {
+                String::new()
+            } else {
+                format!(": {STRANGER}")
+            }
+        )?;
     }
     for (index, gid) in details.gids.iter().enumerate() {
         writeln!(out, "    gid[{index}]: {gid}")?;

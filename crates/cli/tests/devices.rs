@@ -1,8 +1,11 @@
 //! `softverbs devices`.
 
 mod common;
+#[path = "../../softverbs/tests/common/netns.rs"]
+mod netns;
 
 use std::io::Read;
+use std::net::UdpSocket;
 use std::process::Stdio;
 
 use common::{softverbs, sv};
@@ -66,4 +69,60 @@ fn a_reader_that_goes_away_is_no_failure() {
         .read_to_string(&mut err)
         .unwrap();
     assert_eq!((child.wait().unwrap().code(), err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_stranger_at_the_port_is_named() {
+    if !netns::inside("a_stranger_at_the_port_is_named") {
+        return;
+    }
+    let free = sv("devices -v").ok();
+    assert_eq!(
+        free.matches("udp_port_4791 (IPv4): this process\n").count(),
+        1
+    );
+    assert_eq!(
+        free.matches("udp_port_4791 (IPv6): this process\n").count(),
+        1
+    );
+    // This program is a stranger: it takes the port of one family and passes nothing on.
+    let stranger = UdpSocket::bind("0.0.0.0:4791").unwrap();
+    let out = sv("devices -v").ok();
+    let lines: Vec<&str> = out
+        .lines()
+        .filter(|line| line.contains("udp_port_4791"))
+        .collect();
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let owner = format!("{} (pid {})", name.trim(), std::process::id());
+    let consequence = "programs on this machine reach each other, other machines cannot reach them";
+    assert_eq!(
+        lines,
+        [
+            format!("    udp_port_4791 (IPv4): {owner}: {consequence}"),
+            "    udp_port_4791 (IPv6): this process".to_owned(),
+        ]
+    );
+    let json = sv("devices -v --json").ok();
+    let line: serde_json::Value = json
+        .lines()
+        .find(|line| line.contains("roce_lo"))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .expect(&json);
+    let ports = &line["details"]["udp_port_4791"];
+    assert_eq!(
+        (
+            &ports[0]["owner"],
+            &ports[0]["reachable"],
+            &ports[1]["reachable"]
+        ),
+        (&owner.clone().into(), &false.into(), &true.into())
+    );
+    let doctor = common::run(softverbs("doctor")).out;
+    assert!(
+        doctor.contains(&owner) && doctor.contains(consequence),
+        "{doctor}"
+    );
+    // And that is so: here programs reach each other.
+    sv("bw write -n 50 --check --transport roce").ok();
+    drop(stranger);
 }

@@ -88,7 +88,7 @@ fn child() {
 fn report_owner(me: usize) {
     loop {
         let owners = softverbs::roce_status().unwrap().port_owners;
-        if owners.iter().all(|(_, owner)| owner == "this process") {
+        if owners.iter().all(|port| port.owner == "this process") {
             return eprintln!("{me} owns");
         }
         thread::sleep(Duration::from_millis(20));
@@ -124,13 +124,7 @@ fn len(round: u32) -> usize {
 }
 
 impl Conversation {
-    fn new(
-        me: usize,
-        way: &'static str,
-        end: common::End,
-        theirs: &[u8],
-        passive: bool,
-    ) -> Self {
+    fn new(me: usize, way: &'static str, end: common::End, theirs: &[u8], passive: bool) -> Self {
         let addr = u64::from_be_bytes(theirs[..8].try_into().unwrap());
         let rkey = Rkey::new(u32::from_be_bytes(theirs[8..12].try_into().unwrap()));
         Self {

@@ -12,9 +12,6 @@ use super::Finding;
 /// at full speed loses packets when the receiver is not scheduled for a moment.
 const ROOM: usize = 1 << 20;
 
-/// Owners of UDP port 4791 who let everybody have their packets.
-const OWNERS: [&str; 3] = ["nobody", "this process", "another process of this user"];
-
 pub(super) fn examine() -> Vec<Finding> {
     let mut findings = vec![devices(), kernel_devices()];
     findings.extend(roce());
@@ -82,16 +79,12 @@ fn roce() -> Vec<Finding> {
         }
     };
     let mut findings = Vec::new();
-    for (family, owner) in &status.port_owners {
-        let text = format!("UDP port 4791 of {family}: {owner}");
-        // What somebody else's program receives, it does not pass on.
-        if !OWNERS.contains(&owner.as_str()) {
-            findings.push(Finding::problem(
-                "RoCEv2",
-                text,
-                "programs on this machine reach each other, other machines cannot reach them; end \
-                 that program (or unload rdma_rxe), or use --transport iwarp",
-            ));
+    for port in &status.port_owners {
+        let text = format!("UDP port 4791 of {}: {}", port.family, port.owner);
+        if port.stranger {
+            let remedy = "end that program (or unload rdma_rxe), or use --transport iwarp";
+            let text_and_remedy = format!("{}; {remedy}", crate::devices::STRANGER);
+            findings.push(Finding::problem("RoCEv2", text, text_and_remedy));
         } else {
             findings.push(Finding::fine("RoCEv2", text));
         }

@@ -7,6 +7,7 @@ const INSIDE: &str = "SOFTVERBS_TEST_NETNS";
 /// Runs the test `name` of this program again in a new network namespace whose loopback interface
 /// is up. `true` in there: the caller does its work. `false` outside, when it has been done, or
 /// why it could not be has been said.
+#[allow(unreachable_pub, reason = "every file of tests is a crate of its own")]
 pub fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;

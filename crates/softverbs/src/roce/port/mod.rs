@@ -58,7 +58,7 @@ use self::public::{Public, TOUCH_EVERY};
 use self::qpns::{OwnSlots, Qpns};
 use self::relay::Relay;
 use self::socket::{Served, Sock};
-pub use self::status::{RoceStatus, roce_status};
+pub use self::status::{PortOwner, RoceStatus, roce_status};
 use self::steer::Findings;
 use crate::engine::sources::Token;
 use crate::engine::{Engine, Set};

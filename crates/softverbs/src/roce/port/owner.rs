@@ -12,15 +12,21 @@ pub(super) fn of_udp_port(port: u16, v6: bool) -> String {
     };
     let table = fs::read_to_string(table).unwrap_or_default();
     match find_socket(&table, port) {
-        Some((uid, inode)) => match find_process(inode) {
-            Some((pid, name)) => format!("{name} (pid {pid})"),
-            // The kernel's own sockets have an inode, but are nobody's files.
-            None if uid == 0 && Path::new("/sys/module/rdma_rxe").exists() => {
-                "the kernel's rdma_rxe".to_owned()
-            }
-            None => format!("a process of uid {uid} (socket inode {inode})"),
-        },
+        Some((uid, inode)) => {
+            let rxe = Path::new("/sys/module/rdma_rxe").exists();
+            words(uid, inode, find_process(inode), rxe)
+        }
         None => "an unknown process".to_owned(),
+    }
+}
+
+/// The owner of a socket; without a process, somebody whose files this user may not see.
+fn words(uid: u32, inode: u64, process: Option<(u32, String)>, rxe: bool) -> String {
+    match process {
+        Some((pid, name)) => format!("{name} (pid {pid})"),
+        // The kernel's own sockets have an inode, but are nobody's files.
+        None if uid == 0 && rxe => "the kernel's rdma_rxe".to_owned(),
+        None => format!("a process of uid {uid} (socket inode {inode})"),
     }
 }
 
@@ -81,6 +87,20 @@ mod tests {
         );
         drop(socket);
         assert_eq!(of_udp_port(port, true), "an unknown process");
+    }
+
+    #[test]
+    fn processes_of_others() {
+        assert_eq!(
+            words(1000, 7, None, true),
+            "a process of uid 1000 (socket inode 7)"
+        );
+        assert_eq!(
+            words(0, 7, None, false),
+            "a process of uid 0 (socket inode 7)"
+        );
+        assert_eq!(words(0, 7, None, true), "the kernel's rdma_rxe");
+        assert_eq!(words(0, 7, Some((5, "dd".into())), true), "dd (pid 5)");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::folder::Lock;
 use super::socket::Sock;
+use super::status::PortOwner;
 use super::{PRIVATE_V4, PRIVATE_V6, PUBLIC_V4, PUBLIC_V6, Port, owner};
 use crate::error::{Error, Result};
 
@@ -128,16 +129,21 @@ impl Port {
         }
     }
 
-    /// Who has the public ports, in words, by family.
-    pub(super) fn public_owners(&self) -> [(&'static str, String); 2] {
+    /// Who has the public ports, by family.
+    pub(super) fn public_owners(&self) -> [PortOwner; 2] {
         [("IPv4", false), ("IPv6", true)].map(|(family, v6)| {
-            let words = match &*self.public(v6) {
+            let public = self.public(v6);
+            let owner = match &*public {
                 Public::Nobody => "nobody".to_owned(),
                 Public::Mine(_) => "this process".to_owned(),
                 Public::Ours | Public::Changing => "another process of this user".to_owned(),
                 Public::Stranger(who) => who.clone(),
             };
-            (family, words)
+            PortOwner {
+                family,
+                owner,
+                stranger: matches!(*public, Public::Stranger(_)),
+            }
         })
     }
 }

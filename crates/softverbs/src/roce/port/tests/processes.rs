@@ -19,7 +19,7 @@ fn child() {
     let (qpn, got) = queue_pair(port);
     let owners = port.public_owners();
     let mut out = std::io::stderr();
-    writeln!(out, "READY {} {}", qpn.get(), owners[0].1).unwrap();
+    writeln!(out, "READY {} {}", qpn.get(), owners[0].owner).unwrap();
     let mut answered = 0;
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
@@ -121,7 +121,10 @@ fn another_process_takes_the_public_port_over() {
     let mut peer = Peer::start(folder.path(), public);
     assert_eq!(peer.owner, "this process");
     let port = Port::new_for_test(folder.path(), public).unwrap();
-    assert_eq!(port.public_owners()[0].1, "another process of this user");
+    assert_eq!(
+        port.public_owners()[0].owner,
+        "another process of this user"
+    );
     // From outside to us, by way of the peer.
     let (qpn, got) = queue_pair(port);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -134,7 +137,9 @@ fn another_process_takes_the_public_port_over() {
     wait_until("forwarded", || got.count() == 1);
     peer.kill();
     let start = Instant::now();
-    wait_until("taken over", || port.public_owners()[0].1 == "this process");
+    wait_until("taken over", || {
+        port.public_owners()[0].owner == "this process"
+    });
     let took = start.elapsed();
     assert!(took < Duration::from_secs(2), "{took:?}");
     socket.send_to(&octets, (V4, public)).unwrap();
