@@ -28,7 +28,9 @@ impl Capture {
         let file =
             std::env::temp_dir().join(format!("softverbs-{}-{port}.pcap", std::process::id()));
         let mut child = Command::new("tshark")
+            // Without -q it would write how many packets there are to a pipe that nobody reads.
             .args([
+                "-q",
                 "-i",
                 "lo",
                 "-F",
