@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use common::{ALL, End, PATIENCE, Setup, equip, expect, listener, poll, resolved};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use softverbs::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
+use softverbs::cm::{CmId, ConnParam, EventChannel, EventKind, PortSpace};
 use softverbs::{
     Access, MwBindInfo, MwType, QpInitAttr, QpType, RecvWr, Rkey, SendData, SendFlags, SendOp,
     SendWr, Transport, UdAddress, Wc, inc_rkey,
