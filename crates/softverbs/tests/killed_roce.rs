@@ -7,9 +7,10 @@ mod common;
 mod netns;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,11 +22,14 @@ use softverbs::{Rkey, SendFlags, SendOp, Transport, Wc};
 const CHILD: &str = "SOFTVERBS_TEST_CHILD";
 
 /// Rounds of a connection: each is a Write and a Send in either direction.
-const ROUNDS: u32 = 500;
+const ROUNDS: u32 = 1000;
 /// Between two rounds: the transfers outlast the kill, without any haste.
 const PACE: Duration = Duration::from_millis(4);
 /// Longest message; two of them for each direction.
 const MOST: usize = 64 << 10;
+
+/// All are connected: they begin together.
+static GO: AtomicBool = AtomicBool::new(false);
 
 fn address(child: usize) -> SocketAddr {
     let port = 20_000 + u16::try_from(child).unwrap();
@@ -47,8 +51,11 @@ fn child() {
     };
     let mut numbers = role.split(' ').map(|number| number.parse().unwrap());
     let (me, all): (usize, usize) = (numbers.next().unwrap(), numbers.next().unwrap());
-    // One of the processes is not told of the others' end: it may be killed.
     thread::spawn(move || report_owner(me));
+    thread::spawn(|| {
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        GO.store(true, Ordering::Relaxed);
+    });
     let setup_in = setup(address(me));
     let (channel, listening, _) = listener(&setup_in);
     let inbound = thread::spawn(move || {
@@ -144,6 +151,10 @@ impl Conversation {
         }
         if self.passive {
             self.end.id.accept(&offer(&self.end)).unwrap();
+        }
+        eprintln!("{} {} connected", self.me, self.way);
+        while !GO.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(1));
         }
         for round in 0..ROUNDS {
             if let Err(wc) = self.round(round) {
@@ -242,6 +253,7 @@ impl Other {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture"])
             .env(CHILD, format!("{me} {all}"))
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -304,6 +316,14 @@ fn ring(order: &[usize]) {
         .iter()
         .map(|&me| (me, Other::start(me, all)))
         .collect();
+    wait_until(&mut others, "all are connected", |others| {
+        let mut all = others.values_mut();
+        all.all(|other| other.said("in connected") && other.said("out connected"))
+    });
+    for other in others.values_mut() {
+        let stdin = other.child.stdin.as_mut().unwrap();
+        stdin.write_all(b"go\n").unwrap();
+    }
     wait_until(&mut others, "all transfers run", |others| {
         others.values_mut().all(|other| {
             let far = |round: Option<u32>| round.is_some_and(|round| round >= 20);

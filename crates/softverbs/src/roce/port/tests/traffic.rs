@@ -403,7 +403,11 @@ fn status_tells_all() {
     let (_folder, one, _other) = two_ports();
     let status = one.status();
     assert_eq!(status.slot, one.slot());
-    assert_eq!(status.port_owners[0], ("IPv4", "this process".to_owned()));
+    let owner = &status.port_owners[0];
+    assert_eq!(
+        (owner.family, owner.owner.as_str(), owner.stranger),
+        ("IPv4", "this process", false)
+    );
     let segmentation = "IPv4 segmentation offload".to_owned();
     assert!(status.offloads.contains(&(segmentation, true)));
     assert!(status.counters.contains(&("packets sent", 0)));
