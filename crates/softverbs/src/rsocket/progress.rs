@@ -134,11 +134,14 @@ impl StreamSocket {
                     events |= PollFlags::POLLOUT;
                 }
                 events &= wanted;
-                if stream.is_disconnected() {
-                    events |= PollFlags::POLLHUP;
-                }
-                if stream.failure().is_some() {
-                    events |= PollFlags::POLLERR;
+                // Programs take these for the end of everything: not before the last octet is read.
+                if stream.available() == 0 {
+                    if stream.is_disconnected() {
+                        events |= PollFlags::POLLHUP;
+                    }
+                    if stream.failure().is_some() {
+                        events |= PollFlags::POLLERR;
+                    }
                 }
                 events
             }
