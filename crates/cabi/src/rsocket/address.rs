@@ -6,10 +6,23 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
 use crate::ffi::{Fault, Result, in_ref, out_mut};
 
+#[allow(clippy::cast_possible_truncation, reason = "structs of a few octets")]
 const fn size<T>() -> socklen_t {
-    // Of structs of a few octets.
     size_of::<T>() as socklen_t
 }
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "2 and 10"
+)]
+const INET: libc::sa_family_t = libc::AF_INET as libc::sa_family_t;
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "2 and 10"
+)]
+const INET6: libc::sa_family_t = libc::AF_INET6 as libc::sa_family_t;
 
 /// Reads an address. EFAULT for a null pointer, EINVAL if it is cut short, EAFNOSUPPORT for other
 /// families than IP.
@@ -63,7 +76,7 @@ pub(super) unsafe fn write(
     match address {
         SocketAddr::V4(v4) => {
             let c = sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_family: INET,
                 sin_port: v4.port().to_be(),
                 sin_addr: libc::in_addr {
                     s_addr: u32::from(*v4.ip()).to_be(),
@@ -75,7 +88,7 @@ pub(super) unsafe fn write(
         }
         SocketAddr::V6(v6) => {
             let c = sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_family: INET6,
                 sin6_port: v6.port().to_be(),
                 sin6_flowinfo: v6.flowinfo().to_be(),
                 sin6_addr: libc::in6_addr {

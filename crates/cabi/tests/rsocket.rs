@@ -1,0 +1,205 @@
+//! rdma-core's own programs for sockets over RDMA, as the distribution has them, on both ends and over
+//! both transports.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use common::with_softverbs;
+
+/// Long enough for a busy machine, short enough for a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const TRANSPORTS: [&str; 2] = ["iwarp", "roce"];
+
+/// A port for one test: nobody else is likely to have it.
+fn port() -> String {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let process = u16::try_from(std::process::id() % 400).expect("below 400");
+    let port = 20_000 + process * 30 + NEXT.fetch_add(1, Ordering::Relaxed) % 30;
+    port.to_string()
+}
+
+fn program(transport: &str, line: &[&str]) -> Command {
+    let mut command = with_softverbs(line[0]);
+    command
+        .args(&line[1..])
+        .env("SOFTVERBS_TRANSPORT", transport)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Ends with the test.
+struct Server(Option<Child>);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Server {
+    fn start(transport: &str, line: &[&str]) -> Self {
+        let child = program(transport, line).spawn();
+        Self(Some(child.expect("run scripts/install-test-deps")))
+    }
+
+    /// Waits for its end, which has to be a good one.
+    fn finish(mut self, what: &str) {
+        let child = self.0.take().expect("once");
+        let output = wait(child, what);
+        assert!(output.status.success(), "server of {what}: {output:?}");
+    }
+}
+
+fn wait(child: Child, what: &str) -> Output {
+    let mut server = Server(Some(child));
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let child = server.0.as_mut().expect("there");
+        if child.try_wait().expect("a child").is_some() {
+            let child = server.0.take().expect("there");
+            return child.wait_with_output().expect("output");
+        }
+        assert!(Instant::now() < end, "{what} does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs a client until its server listens, and to its end, which has to be a good one.
+fn client(transport: &str, line: &[&str]) -> Output {
+    let what = format!("{line:?} over {transport}");
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let child = program(transport, line).spawn().expect("a program");
+        let output = wait(child, &what);
+        let text = String::from_utf8_lossy(&output.stderr);
+        // The second is what the programs say when connecting without waiting has failed.
+        let refused = text.contains("refused") || text.contains("rpoll: Operation now in progress");
+        if output.status.success() {
+            return output;
+        }
+        assert!(refused && Instant::now() < end, "{what}: {output:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A program and its counterpart with the same options; both end well.
+fn both_ends(name: &str, server_options: &[&str], client_options: &[&str], options: &[&str]) {
+    for transport in TRANSPORTS {
+        let port = port();
+        let common = [&["-p", &port], options].concat();
+        let server_line = [&[name], server_options, &common].concat();
+        let server = Server::start(transport, &server_line);
+        let client_line = [&[name, "-s"], client_options, &common].concat();
+        client(transport, &client_line);
+        server.finish(&format!("{server_line:?} over {transport}"));
+    }
+}
+
+/// Few transfers: the machine may be slow, and the programs have no limit of time.
+const FEW: [&str; 6] = ["-I", "10", "-C", "10", "-S", "3000"];
+
+fn few<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    [&FEW, options].concat()
+}
+
+#[test]
+fn rstream_in_every_mode() {
+    for mode in ["a", "b", "n", "f"] {
+        let options = few(&["-T", mode, "-T", "v"]);
+        both_ends("rstream", &[], &["127.0.0.1"], &options);
+    }
+}
+
+#[test]
+fn rstream_of_all_sizes() {
+    let options = ["-S", "all", "-I", "1", "-C", "2", "-T", "v"];
+    both_ends("rstream", &[], &["127.0.0.1"], &options);
+}
+
+#[test]
+fn rstream_with_small_buffers_without_inline_data_and_with_keepalives() {
+    let options = few(&["-B", "4096", "-i", "0", "-k", "1", "-T", "v"]);
+    both_ends("rstream", &[], &["127.0.0.1"], &options);
+}
+
+#[test]
+fn rstream_over_ipv6() {
+    let options = few(&["-f", "ipv6", "-T", "v"]);
+    both_ends("rstream", &["-b", "::1"], &["::1"], &options);
+}
+
+#[test]
+fn riostream_in_every_mode() {
+    for mode in ["a", "b", "n"] {
+        let options = few(&["-T", mode, "-T", "v"]);
+        both_ends("riostream", &[], &["127.0.0.1"], &options);
+    }
+}
+
+#[test]
+fn riostream_of_all_sizes() {
+    let options = ["-S", "all", "-I", "1", "-C", "2"];
+    both_ends("riostream", &[], &["127.0.0.1"], &options);
+}
+
+/// Its server never ends by itself.
+#[test]
+fn rcopy_copies_a_file() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let source = folder.join(format!("rcopy-{}", std::process::id()));
+    let content: Vec<u8> = (0..3_000_000_u32)
+        .map(|n| (n.wrapping_mul(n) >> 9).to_le_bytes()[0])
+        .collect();
+    std::fs::write(&source, &content).expect("a file");
+    for transport in TRANSPORTS {
+        let port = port();
+        let copy = source.with_extension(transport);
+        let destination = format!("127.0.0.1:{}", copy.display());
+        let _server = Server::start(transport, &["rcopy", "-p", &port]);
+        let source = source.display().to_string();
+        client(transport, &["rcopy", &source, &destination, "-p", &port]);
+        assert!(std::fs::read(&copy).expect("a copy") == content);
+        std::fs::remove_file(&copy).expect("a file");
+    }
+    std::fs::remove_file(&source).expect("a file");
+}
+
+/// Its server never ends by itself. Its echo mode is left out: an answer that takes longer than a
+/// millisecond makes its client wait for ever for one that it has had.
+#[test]
+fn udpong() {
+    for (address, mode) in [("127.0.0.1", "a"), ("127.0.0.1", "b"), ("::1", "n")] {
+        for transport in TRANSPORTS {
+            let port = port();
+            let options = ["-p", &port, "-T", mode];
+            let line = [&["udpong", "-b", address], &options[..]].concat();
+            let _server = Server::start(transport, &line);
+            let custom = ["udpong", "-s", address, "-C", "200", "-S", "500"];
+            client(transport, &[&custom, &options[..]].concat());
+        }
+    }
+}
+
+/// Nobody listens: said at once, and by the right name.
+#[test]
+fn nobody_listens() {
+    for transport in TRANSPORTS {
+        let port = port();
+        let line = ["rstream", "-T", "b", "-s", "127.0.0.1", "-p", &port];
+        let child = program(transport, &line).spawn().expect("a program");
+        let output = wait(child, "rstream alone");
+        assert!(!output.status.success());
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("Connection refused"), "{text}");
+    }
+}
