@@ -104,3 +104,31 @@ fn a_wrong_plan_is_refused() {
     let line = "ping 127.0.0.1 -p 1 -C 1 --transport roce --fault rtu=drop";
     run(env(softverbs(line), "rtu=dorp")).failed("no server listens there");
 }
+
+#[test]
+fn a_network_that_stops_for_a_while() {
+    for transport in ["iwarp", "roce"] {
+        let line = format!("bw write -n 2000 --check --transport {transport}");
+        let ended = sv(&format!("{line} --fault any:20ms-120ms=partition"));
+        assert_eq!(common::rows(&ended.ok())[0][1], 2000.0);
+    }
+}
+
+#[test]
+fn pieces() {
+    sv("lat send -n 200 --check --fault frame=split:7").ok();
+    let (server, port) = Running::serve(softverbs("ping --server -p 0"));
+    let fault = "--fault mpa-request+mpa-reply=split:1";
+    sv(&format!("ping 127.0.0.1 -p {port} -C 3 -V {fault}")).ok();
+    server.finish().ok();
+}
+
+#[test]
+fn streams_that_end_early() {
+    for fault in ["--crc --fault fpdu:100=corrupt", "--fault fpdu:100=reset"] {
+        let ended = sv(&format!("bw send {fault}"));
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        assert!(ended.err.contains(": 1 of 1"), "{ended:#?}");
+        assert!(ended.took < common::LIMIT / 2, "{ended:#?}");
+    }
+}

@@ -13,8 +13,8 @@ use softverbs_proto::time::Time;
 use super::event::{ConnParam, EventKind};
 use super::id::{IdShared, Phase};
 use super::options::Options;
+use crate::engine::edge::{self, Edge};
 use crate::engine::sources::{Source, Token};
-use crate::engine::sys::IoList;
 use crate::engine::{Engine, Set};
 use crate::error::{Error, Result};
 use crate::qp::Linger;
@@ -49,6 +49,7 @@ enum Step {
     Mpa {
         socket: Socket,
         initiator: Initiator,
+        edge: Edge,
     },
     Over,
 }
@@ -178,6 +179,7 @@ impl Attempt {
     fn step(self: &Arc<Self>, engine: &Engine, timed_out: bool) {
         let mut state = self.lock();
         let now = engine.now();
+        let token = state.token;
         match &mut state.step {
             Step::Over => {}
             Step::Tcp {
@@ -202,17 +204,24 @@ impl Attempt {
                     self.fail(state, engine, Failure::tcp(libc::ETIMEDOUT));
                 }
             }
-            Step::Mpa { socket, initiator } => {
+            Step::Mpa {
+                socket,
+                initiator,
+                edge,
+            } => {
                 if timed_out && initiator.deadline() <= now {
                     let outcome = initiator.on_timeout(now);
                     self.conclude(state, engine, outcome, &[]);
                     return;
                 }
                 let mut room = [0; 4096];
-                let mut list = IoList::new();
-                list.push_in(&mut room);
-                let got = list.receive(socket.as_fd());
-                drop(list);
+                let got = edge::receive(edge, now, socket.as_fd(), &mut room);
+                if edge.is_some()
+                    && let Some(token) = token
+                {
+                    let next = edge::earlier(edge, Some(initiator.deadline()));
+                    engine.set_timer(token, next);
+                }
                 let (outcome, bytes) = match got {
                     Ok(0) => (initiator.on_eof(false), &room[..0]),
                     Ok(got) => (initiator.on_bytes(now, &room[..got]), &room[..got]),
@@ -231,16 +240,18 @@ impl Attempt {
         let Step::Tcp { socket, .. } = std::mem::replace(&mut state.step, Step::Over) else {
             return;
         };
-        let mut list = IoList::new();
-        list.push_out(&request);
-        let sent = list.send(socket.as_fd(), false);
-        drop(list);
-        let deadline = initiator.deadline();
+        let mut edge = edge::new(self.peer.ip());
+        let sent = edge::send(&mut edge, now, socket.as_fd(), &request);
+        let deadline = edge::earlier(&edge, Some(initiator.deadline()));
         if let Some(token) = state.token {
             engine.rewatch(Set::Control, token, socket.as_fd(), EpollFlags::EPOLLIN);
-            engine.set_timer(token, Some(deadline));
+            engine.set_timer(token, deadline);
         }
-        state.step = Step::Mpa { socket, initiator };
+        state.step = Step::Mpa {
+            socket,
+            initiator,
+            edge,
+        };
         // A new connection has room for such a small frame.
         if !matches!(sent, Ok(octets) if octets == request.len()) {
             self.fail(state, engine, Failure::tcp(libc::ECONNRESET));
@@ -261,11 +272,15 @@ impl Attempt {
                 private_data,
                 consumed,
             } => {
+                let edge = match &mut state.step {
+                    Step::Mpa { edge, .. } => edge.take(),
+                    _ => None,
+                };
                 let Some(socket) = state.take_socket(engine) else {
                     return;
                 };
                 drop(state);
-                self.establish(socket, negotiated, private_data, &bytes[consumed..]);
+                self.establish(socket, negotiated, private_data, &bytes[consumed..], edge);
             }
             InitiatorOutcome::Rejected { private_data } => {
                 let failure = Failure {
@@ -304,6 +319,7 @@ impl Attempt {
         negotiated: Negotiated,
         private_data: Vec<u8>,
         early: &[u8],
+        edge: Edge,
     ) {
         let Some(id) = self.id.upgrade() else { return };
         let sizing = self.options.sizing(&SockRef::from(&socket));
@@ -338,6 +354,7 @@ impl Attempt {
             negotiated,
             sizing,
             early,
+            edge,
             self.id.clone(),
         );
         if attached.is_err() {

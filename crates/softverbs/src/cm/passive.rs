@@ -20,8 +20,8 @@ use super::id::{IdShared, Phase};
 use super::options::Options;
 use super::resolve;
 use crate::context::Context;
+use crate::engine::edge::{self, Edge};
 use crate::engine::sources::{Source, Token};
-use crate::engine::sys::IoList;
 use crate::engine::{Engine, Set};
 use crate::error::{Error, Result};
 use crate::qp::Linger;
@@ -160,6 +160,7 @@ impl Listener {
             peer,
             state: Mutex::new(RequestState {
                 socket: Some(socket),
+                edge: edge::new(peer.ip()),
                 responder,
                 token: None,
             }),
@@ -255,6 +256,7 @@ pub(super) struct Request {
 
 struct RequestState {
     socket: Option<Socket>,
+    edge: Edge,
     responder: Responder,
     /// Watched: the request is not complete.
     token: Option<Token>,
@@ -265,6 +267,7 @@ pub(super) struct Accepted {
     pub(super) socket: OwnedFd,
     pub(super) negotiated: Negotiated,
     pub(super) early: Vec<u8>,
+    pub(super) edge: Edge,
 }
 
 impl Request {
@@ -277,20 +280,22 @@ impl Request {
         let now = engine.now();
         let RequestState {
             socket: Some(socket),
+            edge,
             responder,
-            token: Some(_),
+            token: Some(token),
         } = &mut *state
         else {
             return;
         };
-        let outcome = if timed_out {
+        // The timer may be the edge's.
+        let outcome = if timed_out && responder.deadline().is_none_or(|at| at <= now) {
             responder.on_timeout(now)
         } else {
             let mut room = [0; 1024];
-            let mut list = IoList::new();
-            list.push_in(&mut room);
-            let got = list.receive(socket.as_fd());
-            drop(list);
+            let got = edge::receive(edge, now, socket.as_fd(), &mut room);
+            if edge.is_some() {
+                engine.set_timer(*token, edge::earlier(edge, responder.deadline()));
+            }
             match got {
                 Ok(0) => responder.on_eof(),
                 Ok(got) => responder.on_bytes(now, &room[..got]),
@@ -374,15 +379,14 @@ impl Request {
         };
         // A system call of its own, so a segment of its own: an initiator may take octets behind
         // the reply for an error (siw and cxgb4 do).
-        let mut list = IoList::new();
-        list.push_out(&reply);
-        let sent = list.send(socket.as_fd(), false);
-        drop(list);
+        let now = Engine::get()?.now();
+        let sent = edge::send(&mut state.edge, now, socket.as_fd(), &reply);
         match sent {
             Ok(octets) if octets == reply.len() => Ok(Accepted {
                 socket: OwnedFd::from(socket),
                 negotiated,
                 early,
+                edge: state.edge.take(),
             }),
             Ok(_) => Err(Error::os("send", libc::ECONNRESET)),
             Err(error) => Err(Error::os(

@@ -118,6 +118,7 @@ impl CmId {
             negotiated,
             sizing,
             &accepted.early,
+            accepted.edge,
             Arc::downgrade(self.shared()),
         );
         if attached.is_err() {

@@ -10,6 +10,7 @@
 //! thread; `control` holds everything else, and `data` itself, armed only while the engine's
 //! thread is in charge.
 
+pub(crate) mod edge;
 pub(crate) mod sources;
 #[allow(unsafe_code, reason = "system calls that take raw addresses")]
 pub(crate) mod sys;

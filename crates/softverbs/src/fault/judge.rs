@@ -33,7 +33,7 @@ pub(crate) enum Verdict {
     Behind(u32),
     /// With this bit flipped.
     Corrupt(Bit),
-    /// Not before this time has passed since the plan was installed; never, if none (streams).
+    /// So much later, with all behind it; never, if none (streams).
     Hold(Option<Duration>),
     Reset,
     Split(u32),
@@ -187,7 +187,7 @@ impl Working {
             return None;
         };
         Some(if stream {
-            Verdict::Hold(until)
+            Verdict::Hold(until.map(|until| until.saturating_sub(elapsed)))
         } else {
             Verdict::Drop
         })
@@ -244,7 +244,7 @@ impl fmt::Display for Verdict {
             Self::Delay(time) => write!(f, "delayed {time:?}"),
             Self::Behind(count) => write!(f, "held back for {count}"),
             Self::Corrupt(bit) => write!(f, "octet {} ^ {:#04x}", bit.octet, bit.mask),
-            Self::Hold(Some(until)) => write!(f, "held until +{until:?}"),
+            Self::Hold(Some(until)) => write!(f, "held {until:?}"),
             Self::Hold(None) => f.write_str("held for ever"),
             Self::Reset => f.write_str("connection reset"),
             Self::Split(octets) => write!(f, "in pieces of {octets}"),

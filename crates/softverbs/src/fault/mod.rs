@@ -23,8 +23,10 @@
 //! | `judge` | what happens to a frame |
 //! | `held` | frames that are held back |
 //! | `packet` | kinds of RoCE packets |
+//! | `stream` | frames of iWARP in a stream |
 //!
-//! The edge itself is where the sockets are: `roce/port/edge.rs` for packets.
+//! The edge itself is where the sockets are: `roce/port/edge.rs` for packets,
+//! `engine/edge.rs` for streams.
 
 mod held;
 mod judge;
@@ -32,6 +34,7 @@ mod kind;
 mod packet;
 mod parse;
 mod plan;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -49,6 +52,7 @@ pub use self::kind::{Carrier, Direction, Kind, Kinds};
 pub(crate) use self::packet::Classified;
 pub use self::parse::ParseError;
 pub use self::plan::{Action, LogTo, Plan, Rule, Which};
+pub(crate) use self::stream::{Found, Lane};
 use crate::error::{Error, Result};
 
 /// The environment variable with a plan.
@@ -87,17 +91,6 @@ fn installed() -> MutexGuard<'static, Option<Installed>> {
 ///
 /// Fails if its log cannot be opened.
 pub fn install(plan: &Plan) -> Result<()> {
-    let of_stream = |kind: Kind| kind.carrier() == Carrier::Stream;
-    if plan
-        .rules
-        .iter()
-        .any(|rule| rule.kinds.iter().any(of_stream))
-    {
-        return Err(Error::not_supported(
-            "fault",
-            "frames of iWARP pass undisturbed",
-        ));
-    }
     let log = match &plan.log {
         None => None,
         Some(LogTo::Stderr) => Some(Log::Stderr),

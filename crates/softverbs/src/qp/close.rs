@@ -38,12 +38,20 @@ impl QpInner {
         self.flush_receives(core);
         let lost = matches!(cause, Some(CloseCause::Lost));
         if let Side::Iwarp(iwarp) = &mut core.side
-            && let Some(connection) = iwarp.connection.take()
+            && let Some(mut connection) = iwarp.connection.take()
         {
             let pending = if lost {
                 Vec::new()
             } else {
-                rest_of_stream(self, iwarp, &connection)
+                let rest = rest_of_stream(self, iwarp, &connection);
+                match &mut connection.edge {
+                    None => rest,
+                    // With what it has held back so far; nothing, if that is for ever.
+                    Some(edge) => {
+                        edge.take(self.engine.now(), &rest);
+                        edge.end().unwrap_or_default()
+                    }
+                }
             };
             self.engine.set_timer(connection.token, None);
             self.engine.unwatch(Set::Data, connection.socket.as_fd());

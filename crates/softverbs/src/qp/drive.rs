@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, Weak};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
 use softverbs_proto::fault::{Fault, LocalFault};
@@ -21,6 +21,7 @@ use softverbs_proto::transmit::{Piece, TxBatch};
 use super::memory::QpMemory;
 use super::{Core, Iwarp, QpInner, Side};
 use crate::cm::IdShared;
+use crate::engine::edge::{self, Edge};
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::{IoList, MAX_IOV};
 use crate::engine::{Engine, Set};
@@ -48,7 +49,7 @@ const HEAT_EVERY: u32 = 256;
 const KEEP_CAPACITY: usize = 512;
 
 thread_local! {
-    static STAGE: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGING].into_boxed_slice());
+    pub(super) static STAGE: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGING].into_boxed_slice());
     static BATCH: RefCell<TxBatch> = const { RefCell::new(TxBatch::new()) };
 }
 
@@ -61,19 +62,23 @@ pub(crate) struct Connection {
     pub(super) batch: TxBatch,
     pub(super) sent: usize,
     /// epoll tells when the socket takes more.
-    waiting_for_room: bool,
+    pub(super) waiting_for_room: bool,
     /// epoll is told to be quiet: application threads poll this connection all the time, and
     /// telling it of every packet would cost a tenth of a round trip.
-    hot: bool,
+    pub(super) hot: bool,
     /// Frames start on segment boundaries: one record each.
     mpa_aware: bool,
     timer: Option<Time>,
+    /// Where the stream is disturbed.
+    pub(super) edge: Edge,
 }
 
-enum Sent {
+pub(super) enum Sent {
     /// TCP took this many octets.
     Took(usize),
     Blocked,
+    /// The edge holds enough back.
+    Held,
     Lost,
     /// Memory of a request has gone.
     Gone(MemoryFault),
@@ -90,6 +95,7 @@ impl QpInner {
         negotiated: Negotiated,
         sizing: FpduSizing,
         early: &[u8],
+        edge: Edge,
         cm: Weak<IdShared>,
     ) -> Result<()> {
         let engine = self.engine;
@@ -122,6 +128,7 @@ impl QpInner {
             hot: false,
             mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
             timer: None,
+            edge,
         });
         iwarp.stream.attach(now, role, negotiated, sizing);
         core.cm = Some(cm);
@@ -229,6 +236,9 @@ impl QpInner {
     }
 
     fn receive(&self, core: &mut Iwarp) {
+        if core.connection.as_ref().is_some_and(|of| of.edge.is_some()) {
+            return self.receive_disturbed(core);
+        }
         let mut memory = QpMemory::new(self);
         STAGE.with_borrow_mut(|stage| {
             for _ in 0..BUDGET {
@@ -310,12 +320,21 @@ impl QpInner {
         let mut memory = QpMemory::new(self);
         let crc = core.stream.negotiated().is_some_and(|agreed| agreed.crc);
         let most = if crc { CRC_BATCH_LEN } else { BATCH_LEN };
-        let now = self.engine.coarse_now();
+        let disturbed = core.connection.as_ref().is_some_and(|of| of.edge.is_some());
+        let now = if disturbed {
+            self.engine.now()
+        } else {
+            self.engine.coarse_now()
+        };
         for _ in 0..BUDGET {
             let Some(connection) = &mut core.connection else {
                 return;
             };
-            if connection.batch.is_empty() {
+            let flushed = match connection.edge {
+                Some(_) => connection.flush_edge(now),
+                None => None,
+            };
+            if connection.batch.is_empty() && flushed.is_none() {
                 if !core.stream.wants_transmit() {
                     break;
                 }
@@ -334,10 +353,15 @@ impl QpInner {
                     break;
                 }
             }
-            match connection.send(&memory) {
+            match flushed.unwrap_or_else(|| connection.send(&memory, now)) {
                 Sent::Took(octets) => core.stream.on_transmitted(octets),
                 Sent::Blocked => {
                     connection.wait_for_room(self.engine, true);
+                    self.set_timer(core);
+                    return;
+                }
+                Sent::Held => {
+                    connection.wait_for_room(self.engine, false);
                     self.set_timer(core);
                     return;
                 }
@@ -355,7 +379,9 @@ impl QpInner {
             }
         }
         if let Some(connection) = &mut core.connection {
-            let more = !connection.batch.is_empty() || core.stream.wants_transmit();
+            let more = !connection.batch.is_empty()
+                || core.stream.wants_transmit()
+                || connection.edge.as_ref().is_some_and(|of| of.is_due(now));
             connection.wait_for_room(self.engine, more);
             if connection.batch.is_empty() && connection.batch.capacity() > KEEP_CAPACITY {
                 BATCH.set(std::mem::take(&mut connection.batch));
@@ -364,13 +390,16 @@ impl QpInner {
         self.set_timer(core);
     }
 
-    fn set_timer(&self, core: &mut Iwarp) {
-        let deadline = core.stream.deadline();
-        if let Some(connection) = &mut core.connection
-            && connection.timer != deadline
-        {
-            connection.timer = deadline;
-            self.engine.set_timer(connection.token, deadline);
+    pub(super) fn set_timer(&self, core: &mut Iwarp) {
+        let mut deadline = core.stream.deadline();
+        if let Some(connection) = &mut core.connection {
+            if connection.edge.is_some() {
+                deadline = edge::earlier(&connection.edge, deadline);
+            }
+            if connection.timer != deadline {
+                connection.timer = deadline;
+                self.engine.set_timer(connection.token, deadline);
+            }
         }
     }
 
@@ -421,7 +450,7 @@ impl QpInner {
     }
 }
 
-fn is_retry(error: &io::Error) -> bool {
+pub(super) fn is_retry(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
@@ -440,7 +469,10 @@ impl Core {
 
 impl Connection {
     /// Gives TCP what it takes of the batch, in one system call.
-    fn send(&mut self, memory: &QpMemory<'_>) -> Sent {
+    fn send(&mut self, memory: &QpMemory<'_>, now: Time) -> Sent {
+        if self.edge.is_some() {
+            return self.send_disturbed(memory, now);
+        }
         let mut skip = self.sent;
         // With records each call ends with a frame.
         let stop = if self.mpa_aware {
@@ -495,38 +527,6 @@ impl Connection {
             }
             Err(error) if is_retry(&error) => Sent::Blocked,
             Err(_) => Sent::Lost,
-        }
-    }
-
-    /// What the socket is ready for.
-    fn readiness(&self) -> PollFlags {
-        let interest = PollFlags::POLLIN | PollFlags::POLLOUT;
-        let mut fds = [PollFd::new(self.socket.as_fd(), interest)];
-        match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(_) => fds[0].revents().unwrap_or(interest),
-            Err(_) => interest,
-        }
-    }
-
-    fn wait_for_room(&mut self, engine: &Engine, wait: bool) {
-        if self.waiting_for_room != wait {
-            self.waiting_for_room = wait;
-            if !self.hot {
-                engine.rewatch(Set::Data, self.token, self.socket.as_fd(), self.interest());
-            }
-        }
-    }
-
-    fn interest(&self) -> EpollFlags {
-        let mut interest = EpollFlags::EPOLLIN;
-        interest.set(EpollFlags::EPOLLOUT, self.waiting_for_room);
-        interest
-    }
-
-    fn cool(&mut self, engine: &Engine) {
-        if self.hot {
-            self.hot = false;
-            engine.unmute(self.token, self.socket.as_fd(), self.interest());
         }
     }
 }

@@ -7,8 +7,10 @@
 mod attr;
 mod close;
 mod drive;
+mod edge;
 mod memory;
 pub(crate) mod registry;
+mod watch;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

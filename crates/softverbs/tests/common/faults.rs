@@ -24,6 +24,9 @@ impl Faults {
 
     /// These from now on.
     pub fn now(&self, spec: &str) {
+        // For a test that fails: each fault on stderr.
+        let log = std::env::var_os("SOFTVERBS_TEST_LOG").map_or("", |_| ",log=stderr");
+        let spec = &format!("{spec}{log}");
         fault::install(&Plan::parse(spec).unwrap_or_else(|error| panic!("{error}"))).unwrap();
     }
 

@@ -167,8 +167,8 @@ fn streams_stand_still() {
     let fpdu = frame(Direction::In, &[Kind::Any, Kind::Frame, Kind::Fpdu]);
     let mut fate = |ms| judge.judge(Duration::from_millis(ms), &fpdu, |_, _| ());
     assert_eq!(fate(0), Verdict::Delay(Duration::from_millis(1)));
-    assert_eq!(fate(1), Verdict::Hold(Some(Duration::from_millis(6))));
-    assert_eq!(fate(3), Verdict::Hold(Some(Duration::from_millis(6))));
+    assert_eq!(fate(1), Verdict::Hold(Some(Duration::from_millis(5))));
+    assert_eq!(fate(3), Verdict::Hold(Some(Duration::from_millis(3))));
     assert_eq!(fate(6), Verdict::Pass);
 }
 

@@ -1,4 +1,5 @@
 //! Plans as text, and what they decide.
 
 mod judge;
+mod stream;
 mod text;
