@@ -79,7 +79,7 @@ fn a_partition() {
         faults.now("packet=partition");
         nobody_answers(&client, retries);
         assert!(faults.sent(Kind::Send) > u64::from(retries));
-        assert_eq!(faults.received(Kind::Packet), 0);
+        assert_eq!(faults.received(Kind::Data), 0);
         // The other side has not asked for anything, and waits.
         assert_eq!(server.qp.state(), QpState::Rts);
         common::no_event(&server.channel, Duration::ZERO);

@@ -9,6 +9,7 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
 use softverbs_proto::fault::{Fault, PeerViolation};
 use softverbs_proto::iwarp::stream::CloseCause;
+use softverbs_proto::memory::MemoryFault;
 use softverbs_proto::qp_state::QpState;
 use softverbs_proto::time::Time;
 use softverbs_proto::transmit::{Piece, TxBatch};
@@ -184,12 +185,13 @@ fn rest_of_stream(qp: &QpInner, iwarp: &mut Iwarp, connection: &Connection) -> V
         let ends = connection.batch.frame_ends();
         let frame = ends.iter().position(|&end| end >= connection.sent);
         if let Some(frame) = frame
-            && !copy_range(
+            && copy_range(
                 &memory,
                 &connection.batch,
                 connection.sent..ends[frame],
                 &mut out,
             )
+            .is_err()
         {
             // Memory has gone in the middle of a frame: nothing more can be said to the peer.
             return Vec::new();
@@ -200,16 +202,17 @@ fn rest_of_stream(qp: &QpInner, iwarp: &mut Iwarp, connection: &Connection) -> V
         .stream
         .poll_transmit(qp.engine.now(), &mut memory, &mut last, 4096, 64);
     let all = 0..last.len();
-    copy_range(&memory, &last, all, &mut out);
+    let _ = copy_range(&memory, &last, all, &mut out);
     out
 }
 
-fn copy_range(
+/// Copies a range of a batch.
+pub(super) fn copy_range(
     memory: &QpMemory<'_>,
     batch: &TxBatch,
     range: std::ops::Range<usize>,
     out: &mut Vec<u8>,
-) -> bool {
+) -> Result<(), MemoryFault> {
     let mut position = 0;
     for piece in batch.pieces() {
         let (from, to) = (
@@ -225,21 +228,14 @@ fn copy_range(
                 Piece::Memory { key, addr, .. } => {
                     let at = out.len();
                     out.resize(at + len, 0);
-                    let read = memory.regions().read(
-                        key,
-                        addr + skip as u64,
-                        &mut out[at..],
-                        memory.domain(),
-                    );
-                    if read.is_err() {
-                        return false;
-                    }
+                    let (addr, domain) = (addr + skip as u64, memory.domain());
+                    memory.regions().read(key, addr, &mut out[at..], domain)?;
                 }
             }
         }
         position += piece.len();
     }
-    true
+    Ok(())
 }
 
 /// A socket whose stream has ended: sends what is left, says so with a FIN, and reads until the

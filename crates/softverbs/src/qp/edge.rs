@@ -2,14 +2,12 @@
 
 use std::os::fd::AsFd;
 
-use softverbs_proto::memory::{Access, MemoryFault};
 use softverbs_proto::time::Time;
-use softverbs_proto::transmit::{Piece, TxBatch};
 
+use super::close::copy_range;
 use super::drive::{Connection, STAGE, Sent, is_retry};
 use super::memory::QpMemory;
 use super::{Iwarp, QpInner};
-use crate::engine::edge::StreamEdge;
 
 /// Octets that the edge takes at a time.
 const SLICE: usize = 64 << 10;
@@ -77,9 +75,11 @@ impl Connection {
             return Sent::Held;
         }
         let end = self.batch.len().min(self.sent + SLICE);
-        if let Err(fault) = take(edge, now, memory, &self.batch, self.sent..end) {
+        let mut octets = Vec::with_capacity(end - self.sent);
+        if let Err(fault) = copy_range(memory, &self.batch, self.sent..end, &mut octets) {
             return Sent::Gone(fault);
         }
+        edge.take(now, &octets);
         let octets = end - self.sent;
         self.sent = end;
         if self.sent == self.batch.len() {
@@ -92,40 +92,4 @@ impl Connection {
             _ => Sent::Took(octets),
         }
     }
-}
-
-fn take(
-    edge: &mut StreamEdge,
-    now: Time,
-    memory: &QpMemory<'_>,
-    batch: &TxBatch,
-    range: std::ops::Range<usize>,
-) -> Result<(), MemoryFault> {
-    let mut octets = Vec::with_capacity(range.len());
-    let mut position = 0;
-    for piece in batch.pieces() {
-        let from = range.start.max(position);
-        let to = range.end.min(position + piece.len());
-        if from < to {
-            let (skip, len) = (from - position, to - from);
-            match *piece {
-                Piece::Scratch { start, .. } => {
-                    octets.extend_from_slice(&batch.scratch()[start + skip..start + skip + len]);
-                }
-                Piece::Memory { key, addr, .. } => {
-                    let (addr, pd) = (addr + skip as u64, memory.pd());
-                    // The rights were checked with the request; the region may have gone since.
-                    memory
-                        .regions()
-                        .iovec(key, addr, len, Access::empty(), pd)?;
-                    let at = octets.len();
-                    octets.resize(at + len, 0);
-                    memory.regions().read(key, addr, &mut octets[at..], pd)?;
-                }
-            }
-        }
-        position += piece.len();
-    }
-    edge.take(now, &octets);
-    Ok(())
 }
