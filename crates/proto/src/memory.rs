@@ -1,7 +1,7 @@
 //! The one upward trait: what proto asks of whoever holds registered memory.
 
 use bitflags::bitflags;
-use softverbs_wire::num::{Lkey, Rkey};
+use softverbs_wire::num::{Lkey, Qpn, Rkey};
 
 use crate::wr::{BindMw, RecvRequest, Sge};
 
@@ -108,6 +108,14 @@ pub trait Memory {
         addr: u64,
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, MemoryFault>;
+
+    /// XRC: what follows is for this shared receive queue, until another one is selected: receives
+    /// come from it, and memory is that of its protection domain. `false` if there is none of that
+    /// number for the queue pair.
+    fn select_srq(&mut self, srq: Qpn) -> bool {
+        let _ = srq;
+        false
+    }
 
     /// Takes the oldest posted receive, or `None`: then the peer sent without being allowed to.
     fn take_receive(&mut self) -> Option<RecvRequest>;

@@ -69,11 +69,20 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Sending end of an extended reliable connection (XRC, IBA annex A14).
+    XrcSend = 9,
+    /// Its receiving end: what comes is for the shared receive queue that it names.
+    XrcRecv = 10,
 }
 
 impl QpType {
     /// All types, in the order of their values.
-    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcSend, Self::XrcRecv];
+
+    /// Whether what is sent is acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcSend | Self::XrcRecv)
+    }
 }
 
 impl fmt::Display for QpType {
@@ -82,6 +91,8 @@ impl fmt::Display for QpType {
             Self::Rc => "RC",
             Self::Uc => "UC",
             Self::Ud => "UD",
+            Self::XrcSend => "XRC_SEND",
+            Self::XrcRecv => "XRC_RECV",
         })
     }
 }
@@ -218,7 +229,7 @@ macro_rules! transitions {
 }
 
 /// Every transition beyond those that are possible from everywhere: to RESET, and (but from
-/// RESET) to ERR. A connected RC queue pair has no SQE: its errors lead to ERR.
+/// RESET) to ERR. A reliable queue pair has no SQE: its errors lead to ERR.
 #[rustfmt::skip]
 const TABLE: &[Transition] = transitions! {
     Rc, Reset => Init: [PKEY_INDEX PORT ACCESS_FLAGS] [];
@@ -256,6 +267,29 @@ const TABLE: &[Transition] = transitions! {
     Uc, Sqd => Sqd: [] [AV ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE];
     Ud, Sqd => Sqd: [] [PKEY_INDEX QKEY];
 
+    XrcSend, Reset => Init: [PKEY_INDEX PORT ACCESS_FLAGS] [];
+    XrcSend, Init => Init: [] [PKEY_INDEX PORT ACCESS_FLAGS];
+    XrcSend, Init => Rtr: [AV PATH_MTU DEST_QPN RQ_PSN] [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
+    XrcSend, Rtr => Rts: [TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC]
+                         [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE];
+    XrcSend, Rts => Rts: [] [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE];
+    XrcSend, Rts => Sqd: [] [EN_SQD_ASYNC_NOTIFY];
+    XrcSend, Sqd => Rts: [] [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE];
+    XrcSend, Sqd => Sqd: [] [PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC ALT_PATH
+                             ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE];
+
+    XrcRecv, Reset => Init: [PKEY_INDEX PORT ACCESS_FLAGS] [];
+    XrcRecv, Init => Init: [] [PKEY_INDEX PORT ACCESS_FLAGS];
+    XrcRecv, Init => Rtr: [AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER]
+                          [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
+    XrcRecv, Rtr => Rts: [TIMEOUT SQ_PSN]
+                         [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE];
+    XrcRecv, Rts => Rts: [] [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE];
+    XrcRecv, Rts => Sqd: [] [EN_SQD_ASYNC_NOTIFY];
+    XrcRecv, Sqd => Rts: [] [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE];
+    XrcRecv, Sqd => Sqd: [] [PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX
+                             MIN_RNR_TIMER PATH_MIG_STATE];
+
     Uc, Sqe => Rts: [] [CUR_STATE ACCESS_FLAGS];
     Ud, Sqe => Rts: [] [CUR_STATE QKEY];
 };
@@ -267,7 +301,7 @@ pub fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<Attribu
         optional: QpAttrMask::empty(),
     };
     match (from, to) {
-        (QpState::Sqe, _) if qp_type == QpType::Rc => None,
+        (QpState::Sqe, _) if qp_type.is_reliable() => None,
         (_, QpState::Reset) => Some(NOTHING),
         (QpState::Reset, QpState::Err) => None,
         (_, QpState::Err) => Some(NOTHING),

@@ -20,6 +20,7 @@ use crate::mr::Mr;
 use crate::mr_table::MrTable;
 use crate::qp::{Qp, QpInitAttr};
 use crate::srq::{Srq, SrqInitAttr};
+use crate::xrc::XrcEnd;
 
 /// An opened device. Cloning makes another handle of the same.
 #[derive(Clone)]
@@ -239,6 +240,10 @@ impl Pd {
 
     /// A shared receive queue.
     pub fn create_srq(&self, attr: &SrqInitAttr) -> Result<Srq> {
+        self.create_srq_of(attr, None)
+    }
+
+    pub(crate) fn create_srq_of(&self, attr: &SrqInitAttr, xrc: Option<XrcEnd>) -> Result<Srq> {
         let context = self.context().inner();
         let id = context.next_srq.fetch_add(1, Ordering::Relaxed);
         Srq::create(
@@ -247,6 +252,7 @@ impl Pd {
             id,
             context.async_events.clone(),
             attr,
+            xrc,
         )
     }
 

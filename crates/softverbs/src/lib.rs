@@ -107,6 +107,7 @@ mod roce;
 pub mod rsocket;
 mod srq;
 mod wr;
+mod xrc;
 
 pub use self::async_event::{AsyncElement, AsyncEvent, AsyncEventKind};
 pub use self::comp_channel::CompChannel;
@@ -125,6 +126,7 @@ pub use self::roce::port::{PortOwner, RoceStatus, roce_status};
 pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};
 pub use self::srq::{Srq, SrqAttr, SrqInitAttr};
 pub use self::wr::{RecvWr, SendData, SendWr, UdAddress, Wc};
+pub use self::xrc::Xrcd;
 pub use softverbs_proto::memory::Access;
 pub use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 pub use softverbs_proto::wr::{BindMw, SendFlags, SendOp, Sge, WcOpcode, WcStatus};

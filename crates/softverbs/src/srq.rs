@@ -2,16 +2,19 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use softverbs_proto::wr::RecvRequest;
+use softverbs_wire::num::Qpn;
 
 use crate::async_event::{AsyncElement, AsyncEventKind, AsyncQueue};
+use crate::cq::Cq;
 use crate::device::limits;
 use crate::error::{Error, Result, in_range};
 use crate::event_queue::EventCounter;
 use crate::recv_queue::RecvQueue;
 use crate::wr::RecvWr;
+use crate::xrc::{XrcEnd, Xrcd};
 
 /// What a shared receive queue is made with (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,7 @@ struct Inner {
     pd_id: u32,
     events: Arc<AsyncQueue>,
     counter: Arc<EventCounter>,
+    xrc: Option<XrcEnd>,
     /// The protection domain, and with it all that must not go away before.
     _parent: Arc<dyn Any + Send + Sync>,
 }
@@ -89,6 +93,7 @@ impl Srq {
         id: u64,
         events: Arc<AsyncQueue>,
         attr: &SrqInitAttr,
+        xrc: Option<XrcEnd>,
     ) -> Result<Self> {
         in_range("max_wr", attr.max_wr, 1, limits::MAX_SRQ_WR)?;
         in_range("max_sge", attr.max_sge, 0, limits::MAX_SRQ_SGE)?;
@@ -104,6 +109,7 @@ impl Srq {
             pd_id,
             events,
             counter,
+            xrc,
             _parent: parent,
         };
         Ok(Self {
@@ -163,6 +169,26 @@ impl Srq {
         self.inner.id
     }
 
+    /// The number by which peers name it (XRC; `ibv_get_srq_num`).
+    pub fn srq_num(&self) -> Option<Qpn> {
+        self.inner.xrc.as_ref().map(|xrc| xrc.number)
+    }
+
+    /// The domain that it belongs to (XRC).
+    pub fn xrcd(&self) -> Option<Xrcd> {
+        self.inner.xrc.as_ref().map(|xrc| xrc.xrcd.clone())
+    }
+
+    /// Where what arrives completes (XRC).
+    pub fn cq(&self) -> Option<Cq> {
+        let xrc = self.inner.xrc.as_ref()?;
+        Some(Cq::from_inner(xrc.cq.clone()))
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakSrq {
+        WeakSrq(Arc::downgrade(&self.inner))
+    }
+
     /// How many of its events are not acknowledged yet, fetched or not. C programs expect that
     /// destroying the queue waits for this to be none.
     pub fn unacked_events(&self) -> u64 {
@@ -203,6 +229,21 @@ impl Srq {
     }
 }
 
+/// Leads to a shared receive queue as long as it exists.
+pub(crate) struct WeakSrq(Weak<Inner>);
+
+impl WeakSrq {
+    pub(crate) fn upgrade(&self) -> Option<Srq> {
+        Some(Srq {
+            inner: self.0.upgrade()?,
+        })
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         self.events.forget(AsyncElement::Srq(self.id));
@@ -220,7 +261,7 @@ mod tests {
 
     fn srq(attr: &SrqInitAttr) -> Result<(Srq, Arc<AsyncQueue>)> {
         let events = Arc::new(AsyncQueue::new()?);
-        Srq::create(1, Arc::new(()), 7, events.clone(), attr).map(|srq| (srq, events))
+        Srq::create(1, Arc::new(()), 7, events.clone(), attr, None).map(|srq| (srq, events))
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct SendWr<'a> {
     pub data: SendData<'a>,
     /// Where a datagram goes (UD only).
     pub ud: Option<UdAddress<'a>>,
+    /// The peer's shared receive queue that it is for (XRC only).
+    pub remote_srqn: Option<Qpn>,
 }
 
 /// Where a datagram goes.
@@ -50,6 +52,7 @@ impl<'a> SendWr<'a> {
             flags: SendFlags::SIGNALED,
             data,
             ud: None,
+            remote_srqn: None,
         }
     }
 
@@ -57,6 +60,13 @@ impl<'a> SendWr<'a> {
     #[must_use]
     pub const fn to(mut self, destination: UdAddress<'a>) -> Self {
         self.ud = Some(destination);
+        self
+    }
+
+    /// The same request for a shared receive queue of the peer (XRC).
+    #[must_use]
+    pub const fn for_srq(mut self, number: Qpn) -> Self {
+        self.remote_srqn = Some(number);
         self
     }
 

@@ -192,6 +192,7 @@ unsafe fn send_wr<'a>(
         flags: flags(wr.send_flags)?,
         data,
         ud,
+        remote_srqn: None,
     })
 }
 

@@ -339,6 +339,7 @@ fn post(state: &QpState, pieces: &Pieces) -> Result<()> {
                 Data::Inline(range) => SendData::Inline(&pieces.inline[range.clone()]),
             },
             ud,
+            remote_srqn: None,
         });
     }
     state

@@ -75,6 +75,7 @@ pub(super) fn req(
         QpType::Rc => TransportService::RC,
         QpType::Uc => TransportService::UC,
         QpType::Ud => return Err(Misuse::Invalid("datagrams are not connected")),
+        QpType::XrcSend | QpType::XrcRecv => return Err(Misuse::NotSupported),
     };
     Ok(Req {
         local_comm_id: CommId::new(id),

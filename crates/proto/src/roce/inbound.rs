@@ -213,6 +213,7 @@ impl QueuePair {
         self.recv_completions.push_back(RecvCompletion {
             completion,
             source: None,
+            srq: self.responder.srq,
         });
     }
 

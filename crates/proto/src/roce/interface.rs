@@ -77,6 +77,8 @@ pub struct RecvCompletion {
     pub completion: Completion,
     /// Who sent it (UD).
     pub source: Option<UdSource>,
+    /// Whose receive it was (XRC).
+    pub srq: Option<Qpn>,
 }
 
 /// Why a queue pair went to the error state by itself.

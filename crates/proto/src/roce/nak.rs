@@ -26,6 +26,8 @@ pub(super) enum RequestFault {
     UnexpectedOpcode,
     #[error("operation not supported")]
     Unsupported,
+    #[error("no such shared receive queue")]
+    NoSrq,
     #[error("payload of another length than its place in the message demands")]
     PayloadLength,
     #[error("message of another length than announced")]
@@ -56,6 +58,7 @@ impl RequestFault {
             Self::NotReady => Syndrome::rnr_nak(rnr_timer),
             Self::UnexpectedOpcode
             | Self::Unsupported
+            | Self::NoSrq
             | Self::PayloadLength
             | Self::MessageLength
             | Self::ReceiveTooShort
@@ -74,6 +77,7 @@ impl RequestFault {
             Self::NotReady => return None,
             Self::UnexpectedOpcode
             | Self::Unsupported
+            | Self::NoSrq
             | Self::PayloadLength
             | Self::MessageLength
             | Self::ReceiveTooShort
@@ -120,6 +124,7 @@ mod tests {
             RequestFault::NotReady,
             RequestFault::UnexpectedOpcode,
             RequestFault::Unsupported,
+            RequestFault::NoSrq,
             RequestFault::PayloadLength,
             RequestFault::MessageLength,
             RequestFault::ReceiveTooShort,

@@ -24,7 +24,7 @@
 use std::collections::VecDeque;
 
 use softverbs_wire::ib::{Headers, Opcode, Operation, Packet, Service};
-use softverbs_wire::num::{Gid, Pkey, Psn};
+use softverbs_wire::num::{Gid, Pkey, Psn, Qpn};
 
 pub use super::attributes::{ModifyError, QpAttributes};
 pub use super::batch::{Destination, PacketBatch, PacketFrame};
@@ -71,7 +71,11 @@ pub struct QueuePair {
 
 impl QueuePair {
     /// A queue pair in RESET. Its gate is open.
-    pub fn new(config: QpConfig) -> Self {
+    pub fn new(mut config: QpConfig) -> Self {
+        if config.qp_type == QpType::XrcRecv {
+            // Its memory is of several protection domains, and a gather list names none.
+            config.copy_limit = u32::MAX;
+        }
         Self {
             config,
             state: QpState::Reset,
@@ -147,10 +151,24 @@ impl QueuePair {
     /// Queues a request (RC, UC). Allowed from RTR on: it goes out in RTS, when the gate is open.
     /// In SQE and in the error state it is flushed.
     pub fn post_send(&mut self, request: SendRequest) -> Result<(), Misuse> {
-        if self.config.qp_type == QpType::Ud {
-            return Err(Misuse::Invalid("a datagram needs a destination"));
+        match self.config.qp_type {
+            QpType::Rc | QpType::Uc => self.post(request, UdDestination::default()),
+            QpType::Ud => Err(Misuse::Invalid("a datagram needs a destination")),
+            QpType::XrcSend => Err(Misuse::Invalid("XRC needs a shared receive queue")),
+            QpType::XrcRecv => Err(Misuse::Invalid("the receiving end of XRC sends nothing")),
         }
-        self.post(request, UdDestination::default())
+    }
+
+    /// Queues a request (XRC) for the shared receive queue of this number at the peer.
+    pub fn post_send_xrc(&mut self, request: SendRequest, srq: Qpn) -> Result<(), Misuse> {
+        if self.config.qp_type != QpType::XrcSend {
+            return Err(Misuse::Invalid("only XRC names a shared receive queue"));
+        }
+        let destination = UdDestination {
+            remote_qpn: srq,
+            ..UdDestination::default()
+        };
+        self.post(request, destination)
     }
 
     /// Queues a datagram (UD). One that is longer than the port's MTU fails with `LOC_LEN_ERR`.
@@ -238,11 +256,7 @@ impl QueuePair {
         meta: &PacketMeta,
     ) {
         let bth = &packet.headers.bth;
-        let service = match self.config.qp_type {
-            QpType::Rc => Service::Rc,
-            QpType::Uc => Service::Uc,
-            QpType::Ud => Service::Ud,
-        };
+        let service = self.service();
         let Some(info) = bth.opcode.info().filter(|info| {
             let is_ours = info.service == service;
             (is_ours || info.service == Service::Cnp) && bth.pkey.matches(Pkey::DEFAULT)
@@ -263,8 +277,14 @@ impl QueuePair {
         match service {
             Service::Uc => self.on_unreliable(memory, packet, info),
             Service::Ud => self.on_datagram(memory, packet, meta),
-            _ if info.is_response() => self.on_response(now, memory, packet, info),
-            _ => self.on_request(memory, packet, info),
+            // Either end of XRC knows one direction only.
+            _ if info.is_response() && self.config.qp_type != QpType::XrcRecv => {
+                self.on_response(now, memory, packet, info);
+            }
+            _ if !info.is_response() && self.config.qp_type != QpType::XrcSend => {
+                self.on_request(memory, packet, info);
+            }
+            _ => self.counters.dropped += 1,
         }
         self.settle();
     }
@@ -325,7 +345,7 @@ impl QueuePair {
         self.settle();
     }
 
-    fn transmit_answers<M: Memory>(&mut self, memory: &M, out: &mut PacketBatch, end: usize) {
+    fn transmit_answers<M: Memory>(&mut self, memory: &mut M, out: &mut PacketBatch, end: usize) {
         while out.len() < end && !self.responder.answers.is_empty() {
             self.transmit_answer(memory, out);
         }
@@ -420,7 +440,7 @@ impl QueuePair {
             return;
         }
         if let Some(status) = self.sq.failure() {
-            if self.config.qp_type == QpType::Rc {
+            if self.config.qp_type.is_reliable() {
                 return self.fail(QpFailure::SendQueue(status), None);
             }
             self.sq.flush(None);
@@ -466,7 +486,7 @@ fn check_post(qp_type: QpType, request: &SendRequest) -> Result<(), Misuse> {
         SendOp::SendWithInvalidate(_)
         | SendOp::Read { .. }
         | SendOp::FetchAdd { .. }
-        | SendOp::CompareSwap { .. } => qp_type == QpType::Rc,
+        | SendOp::CompareSwap { .. } => qp_type.is_reliable(),
     };
     if !offered {
         return Err(Misuse::NotSupported);

@@ -10,9 +10,9 @@
 use std::collections::VecDeque;
 
 use softverbs_wire::ib::{
-    Aeth, AtomicAckEth, Extra, Headers, Opcode, Operation, Packet, Position, Service, Syndrome,
+    Aeth, AtomicAckEth, Extra, Headers, Opcode, Operation, Packet, Position, Syndrome,
 };
-use softverbs_wire::num::{Msn24, Psn, Rkey};
+use softverbs_wire::num::{Msn24, Psn, Qpn, Rkey};
 
 use super::batch::{Destination, PacketBatch};
 use super::inbound::MAX_MESSAGE;
@@ -20,7 +20,7 @@ use super::nak::RequestFault;
 use super::packets::{self, Source};
 use super::queue_pair::QueuePair;
 use crate::fault::RemoteOperation;
-use crate::memory::{Access, Memory};
+use crate::memory::{Access, Memory, MemoryFault};
 
 /// A READ of the peer, or what is left to answer of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(super) struct Reading {
     addr: u64,
     len: u32,
     msn: Msn24,
+    /// Whose protection domain the memory is of (XRC).
+    srq: Option<Qpn>,
 }
 
 /// What the peer gets for a request.
@@ -189,6 +191,7 @@ impl QueuePair {
             addr: reth.va.get(),
             len: reth.dma_len,
             msn: self.responder.msn,
+            srq: self.responder.srq,
         };
         let depth = usize::from(self.attributes.max_dest_rd_atomic);
         self.responder.answers.save(depth, Saved::Read(reading));
@@ -299,21 +302,22 @@ impl QueuePair {
     }
 
     /// One packet of the oldest answer.
-    pub(super) fn transmit_answer<M: Memory>(&mut self, memory: &M, out: &mut PacketBatch) {
+    pub(super) fn transmit_answer<M: Memory>(&mut self, memory: &mut M, out: &mut PacketBatch) {
         let Some(&answer) = self.responder.answers.queue.front() else {
             return;
         };
         let dest_qpn = self.attributes.dest_qpn;
         let (headers, source, last) = match answer {
             Answer::Acknowledge { psn, syndrome, msn } => {
-                let bth = packets::bth(Opcode::RC_ACKNOWLEDGE, dest_qpn, psn);
+                let bth = packets::bth(self.answer(Operation::Acknowledge), dest_qpn, psn);
                 let headers = Headers::new(bth).with_aeth(Aeth::new(syndrome, msn));
                 (headers, Source::None, true)
             }
             Answer::Atomic {
                 psn, original, msn, ..
             } => {
-                let bth = packets::bth(Opcode::RC_ATOMIC_ACKNOWLEDGE, dest_qpn, psn);
+                let operation = Operation::AtomicAcknowledge;
+                let bth = packets::bth(self.answer(operation), dest_qpn, psn);
                 let headers = Headers::new(bth)
                     .with_aeth(Aeth::new(Syndrome::ACK, msn))
                     .with_atomic_ack_eth(AtomicAckEth { original });
@@ -322,7 +326,15 @@ impl QueuePair {
             Answer::Read { reading, sent, .. } => self.read_response(&reading, sent),
         };
         let limit = self.config.copy_limit;
-        let yielded = packets::emit(memory, out, limit, Destination::Peer, headers, source);
+        let selected = match answer {
+            Answer::Read { reading, .. } => reading.srq.is_none_or(|srq| memory.select_srq(srq)),
+            _ => true,
+        };
+        let yielded = if selected {
+            packets::emit(memory, out, limit, Destination::Peer, headers, source)
+        } else {
+            Err(MemoryFault::WrongPd)
+        };
         if let Err(fault) = yielded {
             // The region went away in the middle of the READ.
             self.responder.answers.clear();
@@ -340,6 +352,12 @@ impl QueuePair {
         }
     }
 
+    /// The opcode of an answer in a single packet.
+    fn answer(&self, operation: Operation) -> Opcode {
+        let opcode = Opcode::find(self.service(), operation, Position::Only, Extra::None);
+        opcode.unwrap_or(Opcode::RC_ACKNOWLEDGE)
+    }
+
     fn read_response(&self, reading: &Reading, sent: u32) -> (Headers, Source<'static>, bool) {
         let mtu = self.attributes.mtu();
         let count = self.attributes.path_mtu.packets(reading.len);
@@ -348,7 +366,8 @@ impl QueuePair {
         let left = u64::from(reading.len).saturating_sub(offset);
         let len = usize::try_from(left).map_or(mtu, |left| left.min(mtu));
         let position = Position::new(sent == 0, last);
-        let opcode = Opcode::find(Service::Rc, Operation::ReadResponse, position, Extra::None);
+        let service = self.service();
+        let opcode = Opcode::find(service, Operation::ReadResponse, position, Extra::None);
         let bth = packets::bth(
             opcode.unwrap_or(Opcode::RC_READ_RESPONSE_ONLY),
             self.attributes.dest_qpn,

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use softverbs_wire::ib::{
-    AtomicEth, Extra, Headers, Ieth, ImmDt, Opcode, Operation, Position, Reth, Service,
+    AtomicEth, Extra, Headers, Ieth, ImmDt, Opcode, Operation, Position, Reth, Service, Xrceth,
 };
 use softverbs_wire::num::{Psn, Qpn, VirtualAddress};
 
@@ -159,7 +159,7 @@ impl QueuePair {
             Progress::Queued if !self.may_begin(&entry.request) => return false,
             Progress::Queued | Progress::Begun => {}
         }
-        self.config.qp_type != QpType::Rc || self.has_room(entry)
+        !self.config.qp_type.is_reliable() || self.has_room(entry)
     }
 
     fn may_begin(&self, request: &SendRequest) -> bool {
@@ -275,7 +275,7 @@ impl QueuePair {
         let Some(entry) = self.sq.current() else {
             return Ok(());
         };
-        let reliable = self.config.qp_type == QpType::Rc;
+        let reliable = self.config.qp_type.is_reliable();
         let mtu = self.attributes.mtu();
         let psn = self.requester.next;
         let index = entry.index_of(psn);
@@ -289,6 +289,7 @@ impl QueuePair {
         headers.bth.dest_qp = self.attributes.dest_qpn;
         headers.bth.psn = psn;
         headers.bth.ack_req = asks;
+        headers.xrceth = self.xrceth(entry);
         let source = match &entry.request.payload {
             Payload::Sges(sges) => Source::Local { sges, offset, len },
             Payload::Inline(data) => {
@@ -337,14 +338,16 @@ impl QueuePair {
         let count = self.requester.cut_piece(left.min(room.max(1)));
         let ends = count == left;
         let new = |operation| {
-            let opcode = Opcode::find(Service::Rc, operation, Position::Only, Extra::None);
+            let opcode = Opcode::find(self.service(), operation, Position::Only, Extra::None);
             let mut bth = packets::bth(
                 opcode.unwrap_or(Opcode::RC_READ_REQUEST),
                 self.attributes.dest_qpn,
                 psn,
             );
             bth.ack_req = true;
-            Headers::new(bth)
+            let mut headers = Headers::new(bth);
+            headers.xrceth = self.xrceth(entry);
+            headers
         };
         let atomic = |va, rkey, swap_or_add, compare| AtomicEth {
             va: VirtualAddress::new(va),
@@ -392,13 +395,22 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The service whose opcodes our requests have.
-    fn service(&self) -> Service {
+    /// The service whose opcodes our packets have.
+    pub(super) const fn service(&self) -> Service {
         match self.config.qp_type {
             QpType::Rc => Service::Rc,
             QpType::Uc => Service::Uc,
             QpType::Ud => Service::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
         }
+    }
+
+    /// The header that requests of XRC have, with the queue that they are for.
+    fn xrceth(&self, entry: &Entry) -> Option<Xrceth> {
+        (self.config.qp_type == QpType::XrcSend).then_some(Xrceth {
+            reserved: 0,
+            srq: entry.destination.remote_qpn,
+        })
     }
 }
 

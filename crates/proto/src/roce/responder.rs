@@ -3,14 +3,14 @@
 //! carried out and acknowledged. Nothing is placed before all checks have passed.
 
 use softverbs_wire::ib::{NakCode, OpcodeInfo, Operation, Packet, Syndrome};
-use softverbs_wire::num::{Msn24, Psn};
+use softverbs_wire::num::{Msn24, Psn, Qpn};
 
 use super::inbound::{Message, check_order, check_payload};
 use super::nak::RequestFault;
 use super::queue_pair::QueuePair;
 use super::read_atomic::Answers;
 use crate::memory::Memory;
-use crate::qp_state::QpState;
+use crate::qp_state::{QpState, QpType};
 use crate::wr::RecvRequest;
 
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Responder {
     pub(super) message: Option<Message>,
     /// A receive that an unreliable message took and did not use.
     pub(super) spare: Option<RecvRequest>,
+    /// The shared receive queue that the message in the middle, or the last one, is for (XRC).
+    pub(super) srq: Option<Qpn>,
     /// The peer was told that `expected` is missing, or that it has to wait with it.
     gap_told: bool,
     pub(super) answers: Answers,
@@ -34,6 +36,7 @@ impl Responder {
             msn: Msn24::ZERO,
             message: None,
             spare: None,
+            srq: None,
             gap_told: false,
             answers: Answers::default(),
         }
@@ -80,6 +83,9 @@ impl QueuePair {
     ) -> Result<u32, RequestFault> {
         check_order(self.responder.message.as_ref(), info)?;
         self.heard_of_peer();
+        if self.config.qp_type == QpType::XrcRecv {
+            self.select_srq(memory, packet)?;
+        }
         if info.has_payload() {
             check_payload(info.position, packet.payload.len(), self.attributes.mtu())?;
         }
@@ -97,6 +103,23 @@ impl QueuePair {
             self.responder.msn = self.responder.msn.next();
         }
         Ok(1)
+    }
+
+    /// IBA annex A14: each request packet names the shared receive queue that it is for.
+    fn select_srq<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        packet: &Packet<'_>,
+    ) -> Result<(), RequestFault> {
+        let srq = packet.headers.xrceth.ok_or(RequestFault::Unsupported)?.srq;
+        if self.responder.message.is_some() && self.responder.srq != Some(srq) {
+            return Err(RequestFault::UnexpectedOpcode);
+        }
+        if !memory.select_srq(srq) {
+            return Err(RequestFault::NoSrq);
+        }
+        self.responder.srq = Some(srq);
+        Ok(())
     }
 
     /// Everything before `expected` was carried out.

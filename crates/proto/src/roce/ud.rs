@@ -110,6 +110,7 @@ impl QueuePair {
                 qpn: source,
                 grh: meta.grh.is_some(),
             }),
+            srq: None,
         });
     }
 }

@@ -61,6 +61,8 @@ bitflags! {
         const SYS_IMAGE_GUID = 1 << 11;
         /// Memory windows of type 1.
         const MEM_WINDOW = 1 << 17;
+        /// Extended reliable connections (RoCE).
+        const XRC = 1 << 20;
         /// Local Invalidate and Send with Invalidate.
         const MEM_MGT_EXTENSIONS = 1 << 21;
         /// Memory windows of type 2B: for one queue pair.
@@ -214,7 +216,10 @@ impl Device {
             hw_ver: 0,
             max_qp: limits::MAX_QP,
             max_qp_wr: limits::MAX_QP_WR,
-            device_cap_flags: DeviceCapFlags::all(),
+            device_cap_flags: match self.transport() {
+                Transport::Iwarp => DeviceCapFlags::all() - DeviceCapFlags::XRC,
+                Transport::Roce => DeviceCapFlags::all(),
+            },
             max_sge: limits::MAX_SGE,
             max_sge_rd: limits::MAX_SGE,
             max_cq: limits::MAX_CQ,

@@ -237,8 +237,8 @@ impl QpInner {
         };
         let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
         let of_type = match self.qp_type {
-            QpType::Rc | QpType::Uc => QpAttrMask::ACCESS_FLAGS,
             QpType::Ud => QpAttrMask::QKEY,
+            _ => QpAttrMask::ACCESS_FLAGS,
         };
         self.modify(&attr, mask | of_type)
     }

@@ -2,16 +2,19 @@
 
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
 use softverbs_proto::wr::{BindMw, RecvRequest, Sge};
-use softverbs_wire::num::{Lkey, Rkey};
+use softverbs_wire::num::{Lkey, Qpn, Rkey};
 
 use super::QpInner;
 use crate::mr_table::{Domain, MrTable};
+use crate::srq::Srq;
 
 /// The upward trait of proto for one queue pair.
 pub(crate) struct QpMemory<'a> {
     qp: &'a QpInner,
     regions: &'a MrTable,
     domain: Domain,
+    /// The shared receive queue of the message (XRC).
+    selected: Option<Srq>,
 }
 
 impl<'a> QpMemory<'a> {
@@ -20,6 +23,7 @@ impl<'a> QpMemory<'a> {
             qp,
             regions: &qp.pd.context().inner().regions,
             domain: qp.domain(),
+            selected: None,
         }
     }
 
@@ -87,7 +91,17 @@ impl Memory for QpMemory<'_> {
         self.regions.atomic(rkey, addr, self.domain, update)
     }
 
+    fn select_srq(&mut self, srq: Qpn) -> bool {
+        let found = self.qp.xrcd.as_ref().and_then(|xrcd| xrcd.srq(srq));
+        self.domain.pd = found.as_ref().map_or(0, Srq::pd_id);
+        self.selected = found;
+        self.selected.is_some()
+    }
+
     fn take_receive(&mut self) -> Option<RecvRequest> {
+        if let Some(srq) = &self.selected {
+            return srq.take();
+        }
         match &self.qp.srq {
             Some(srq) => srq.take(),
             None => Some(self.qp.rq.take()?.request),

@@ -38,6 +38,7 @@ use crate::recv_queue::RecvQueue;
 use crate::roce::Roce;
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendData, SendWr};
+use crate::xrc::Xrcd;
 
 /// Payloads of up to this many octets are copied into the frame: one piece to send is cheaper
 /// than three.
@@ -83,7 +84,7 @@ pub struct QpInitAttr<'a> {
     pub srq: Option<&'a Srq>,
     /// Sizes.
     pub cap: QpCap,
-    /// RC; on RoCE UC and UD, too.
+    /// RC; on RoCE UC, UD and the sending end of XRC, too.
     pub qp_type: QpType,
     /// Treat every send request as signaled.
     pub sq_sig_all: bool,
@@ -140,6 +141,8 @@ pub(crate) struct QpInner {
     /// Its own receive queue; empty with a shared one.
     rq: RecvQueue,
     pub(crate) srq: Option<Srq>,
+    /// Of a receiving end of XRC.
+    pub(crate) xrcd: Option<Xrcd>,
     cap: QpCap,
     sq_sig_all: bool,
     counter: Arc<EventCounter>,
@@ -221,8 +224,34 @@ impl Core {
     }
 }
 
+/// Leads to a queue pair as long as the application has a handle of it.
+pub(crate) struct WeakQp(Weak<Handle>);
+
+impl WeakQp {
+    pub(crate) fn upgrade(&self) -> Option<Qp> {
+        Some(Qp {
+            handle: self.0.upgrade()?,
+        })
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 impl Qp {
     pub(crate) fn new(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self> {
+        if attr.qp_type == QpType::XrcRecv {
+            return Err(Error::invalid("qp_type", "made by Xrcd::create_qp"));
+        }
+        Self::in_domain(pd, attr, None)
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakQp {
+        WeakQp(Arc::downgrade(&self.handle))
+    }
+
+    pub(crate) fn in_domain(pd: &Pd, attr: &QpInitAttr<'_>, xrcd: Option<&Xrcd>) -> Result<Self> {
         let transport = pd.context().device().transport();
         let cap = check_cap(attr, transport)?;
         for cq in [attr.send_cq, attr.recv_cq] {
@@ -230,7 +259,12 @@ impl Qp {
                 return Err(Error::invalid("cq", "overrun: completions were lost"));
             }
         }
+        let is_xrc = matches!(attr.qp_type, QpType::XrcSend | QpType::XrcRecv);
         let rq = match attr.srq {
+            Some(srq) if is_xrc || srq.srq_num().is_some() => {
+                return Err(Error::invalid("srq", "XRC names it in each request"));
+            }
+            _ if is_xrc => RecvQueue::new(0, 0),
             Some(srq) if srq.pd_id() != pd.id() => {
                 return Err(Error::invalid(
                     "srq",
@@ -268,6 +302,7 @@ impl Qp {
             recv_cq: attr.recv_cq.inner().clone(),
             rq,
             srq: attr.srq.cloned(),
+            xrcd: xrcd.cloned(),
             cap,
             sq_sig_all: attr.sq_sig_all,
             counter: Arc::default(),
@@ -458,7 +493,7 @@ impl QpInner {
                 .send_request(wr)
                 .and_then(|request| match &mut core.side {
                     Side::Iwarp(iwarp) => iwarp.stream.post_send(request).map_err(Error::from),
-                    Side::Roce(roce) => roce.post_send(request, wr.ud.as_ref(), self.pd.id()),
+                    Side::Roce(roce) => roce.post_send(request, wr, self.pd.id()),
                 });
             if let Err(error) = posted {
                 result = Err((index, error));
@@ -524,7 +559,7 @@ impl QpInner {
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
-        if self.srq.is_some() {
+        if self.srq.is_some() || matches!(self.qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return Err(Error::invalid(
                 "srq",
                 "receives are posted to the shared receive queue",

@@ -179,7 +179,7 @@ pub(crate) fn rtr_attr(attributes: &RtrAttributes, device: &Device) -> (QpAttr, 
         | QpAttrMask::PATH_MTU
         | QpAttrMask::DEST_QPN
         | QpAttrMask::RQ_PSN;
-    if attributes.qp_type == QpType::Rc {
+    if matches!(attributes.qp_type, QpType::Rc | QpType::XrcRecv) {
         mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
     }
     (attr, mask)
@@ -206,11 +206,11 @@ pub(crate) fn rts_attr(attributes: &RtsAttributes, qp_type: QpType) -> (QpAttr, 
         ..QpAttr::default()
     };
     let mut mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
-    if qp_type == QpType::Rc {
-        mask |= QpAttrMask::TIMEOUT
-            | QpAttrMask::RETRY_CNT
-            | QpAttrMask::RNR_RETRY
-            | QpAttrMask::MAX_QP_RD_ATOMIC;
+    if matches!(qp_type, QpType::Rc | QpType::XrcSend) {
+        mask |= QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
+    }
+    if qp_type.is_reliable() {
+        mask |= QpAttrMask::TIMEOUT;
     }
     (attr, mask)
 }

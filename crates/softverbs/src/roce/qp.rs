@@ -17,7 +17,7 @@ use softverbs_proto::roce::queue_pair::{
 use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
 use softverbs_wire::ib::{Grh, GrhArea, Ipv4Header, Packet};
-use softverbs_wire::num::{PathMtu, Qkey};
+use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
 use super::address::Way;
 use super::port::{PacketMeta, PacketSink, Port, ReceivedFrom, SendPath, Sent};
@@ -28,7 +28,7 @@ use crate::engine::Engine;
 use crate::engine::sources::{Source, Token};
 use crate::error::{Error, Result};
 use crate::qp::{Core, QpInitAttr, QpInner, QpMemory};
-use crate::wr::{UdAddress, Wc};
+use crate::wr::{SendWr, Wc};
 
 /// Packets that are put together before they are sent.
 const BATCH_PACKETS: usize = 128;
@@ -73,7 +73,7 @@ pub(crate) struct Roce {
     timer: Option<Time>,
     /// Requests that were posted between `connect` and the peer's answer: they go first. `None`
     /// when it is not the time for them.
-    early: Option<Vec<SendRequest>>,
+    early: Option<Vec<(SendRequest, Option<Qpn>)>>,
     /// Packets that the kernel had no room for, from that one on.
     pending: PacketBatch,
     pending_from: usize,
@@ -141,7 +141,7 @@ impl Roce {
     pub(crate) fn post_send(
         &mut self,
         request: SendRequest,
-        to: Option<&UdAddress<'_>>,
+        wr: &SendWr<'_>,
         pd: u32,
     ) -> Result<()> {
         if self.queue_pair.config().qp_type != QpType::Ud {
@@ -149,12 +149,12 @@ impl Roce {
                 if early.len() >= self.queue_pair.config().max_send_wr as usize {
                     return Err(Misuse::QueueFull.into());
                 }
-                early.push(request);
+                early.push((request, wr.remote_srqn));
                 return Ok(());
             }
-            return Ok(self.queue_pair.post_send(request)?);
+            return Ok(self.post_connected(request, wr.remote_srqn)?);
         }
-        let Some(to) = to else {
+        let Some(to) = &wr.ud else {
             return Err(Error::invalid("ud", "a datagram needs a destination"));
         };
         if to.ah.pd_id() != pd {
@@ -175,6 +175,19 @@ impl Roce {
         Ok(self.queue_pair.post_send_to(request, destination)?)
     }
 
+    fn post_connected(
+        &mut self,
+        request: SendRequest,
+        srq: Option<Qpn>,
+    ) -> std::result::Result<(), Misuse> {
+        match srq {
+            Some(srq) if self.queue_pair.config().qp_type == QpType::XrcSend => {
+                self.queue_pair.post_send_xrc(request, srq)
+            }
+            _ => self.queue_pair.post_send(request),
+        }
+    }
+
     /// The peer is being asked: requests may be posted.
     pub(crate) fn expect_answer(&mut self) {
         self.early.get_or_insert_default();
@@ -192,8 +205,8 @@ impl Roce {
 
     /// The queue pair has left INIT: it takes what was posted early, to transmit or to flush it.
     pub(crate) fn post_early(&mut self) {
-        for request in self.early.take().unwrap_or_default() {
-            if self.queue_pair.post_send(request).is_err() {
+        for (request, srq) in self.early.take().unwrap_or_default() {
+            if self.post_connected(request, srq).is_err() {
                 // What no transport could do: nothing behind it may be done either.
                 self.queue_pair.abort();
             }
@@ -329,7 +342,7 @@ impl QpInner {
             Gone::From(next) => {
                 // Requests of unreliable services complete when their packets were yielded, so
                 // that their memory is not theirs any more: the wire may lose their packets.
-                if roce.queue_pair.config().qp_type == QpType::Rc {
+                if roce.queue_pair.config().qp_type.is_reliable() {
                     roce.pending = batch;
                     roce.pending_from = next;
                 }
@@ -441,7 +454,21 @@ impl QpInner {
         let queue_pair = &mut roce.queue_pair;
         let mut ready: SmallVec<[Wc; 8]> = SmallVec::new();
         let mut solicited = false;
-        while let Some(RecvCompletion { completion, source }) = queue_pair.poll_recv_completion() {
+        while let Some(RecvCompletion {
+            completion,
+            source,
+            srq,
+        }) = queue_pair.poll_recv_completion()
+        {
+            if let Some(srq) = srq {
+                // One at a time: they seldom go to the same queue as their neighbours.
+                let srq = self.xrcd.as_ref().and_then(|xrcd| xrcd.srq(srq));
+                if let Some(cq) = srq.and_then(|srq| srq.cq()) {
+                    let wc = Wc::new(&completion, self.qp_num);
+                    cq.inner().push(&[wc], completion.solicited);
+                }
+                continue;
+            }
             solicited |= completion.solicited;
             let mut wc = Wc::new(&completion, self.qp_num);
             if let Some(source) = source {
