@@ -8,8 +8,9 @@ use softverbs_proto::cm::event::CmEvent;
 use softverbs_proto::cm::params::{AcceptParams, RejectParams};
 use softverbs_proto::cm::state::State;
 use softverbs_proto::fault::Misuse;
-use softverbs_proto::qp_state::QpState;
+use softverbs_proto::qp_state::{QpState, QpType};
 use softverbs_proto::send_gate::Opener;
+use softverbs_wire::ib::cm::{Message, TransportService};
 use softverbs_wire::num::{Psn, Qpn, RetryCount, TimeoutCode};
 
 const BOTH: [State; 2] = [State::Established; 2];
@@ -509,4 +510,36 @@ fn a_device_connects_to_itself() {
     cm.on_timeout(at(512));
     while cm.poll_event().is_some() {}
     assert!(cm.is_idle());
+}
+
+#[test]
+fn a_sending_end_of_xrc_finds_its_receiving_end() {
+    let mut pair = Pair::new();
+    let mut request = pair.connect_request(CLIENT);
+    request.qp_type = QpType::XrcSend;
+    let client = pair.connect_with(CLIENT, &request);
+    pair.run(ms(3));
+    let (server, of_peer) = pair.hosts[SERVER].request();
+    assert_eq!(of_peer.qp_type, QpType::XrcRecv);
+    assert_eq!(
+        (of_peer.responder_resources, of_peer.initiator_depth),
+        (4, 0)
+    );
+    assert_eq!(pair.states(client, server), BOTH);
+    // IBA annex A14: the type is an extended one, and the REP names the queue pair as a context.
+    let Message::Req(req) = last(&pair, CLIENT, "REQ").message else {
+        panic!("no REQ");
+    };
+    let service = (req.transport_service, req.extended_transport);
+    assert_eq!(service, (TransportService::EXTENDED, 1));
+    let (qpn, qp) = pair.hosts[SERVER].qp(server);
+    assert_eq!(qp.rtr.unwrap().qp_type, QpType::XrcRecv);
+    let Message::Rep(rep) = last(&pair, SERVER, "REP").message else {
+        panic!("no REP");
+    };
+    assert_eq!((rep.local_qpn.get(), rep.local_eecn.get()), (0, qpn.get()));
+    assert!(rep.srq);
+    let (_, qp) = pair.hosts[CLIENT].qp(client);
+    assert_eq!(qp.rtr.unwrap().dest_qpn, qpn);
+    assert_eq!(pair.hosts[CLIENT].reply().remote_qpn, qpn);
 }

@@ -64,6 +64,12 @@ fn key(random: &mut Random) -> u32 {
     }
 }
 
+/// The shared receive queue that there is.
+const SRQ: Xrceth = Xrceth {
+    reserved: 0,
+    srq: Qpn::new(9),
+};
+
 /// Any packet of the table, with values that are near what would be right.
 fn packet(random: &mut Random, service: usize, near: Psn, dest: Qpn) -> Vec<u8> {
     let all = Opcode::ALL;
@@ -91,7 +97,12 @@ fn packet(random: &mut Random, service: usize, near: Psn, dest: Qpn) -> Vec<u8> 
         let mut reader = Reader::new(&octets);
         match extension {
             ExtensionHeader::Rdeth => headers.rdeth = Rdeth::parse(&mut reader).ok(),
-            ExtensionHeader::Xrceth => headers.xrceth = Xrceth::parse(&mut reader).ok(),
+            ExtensionHeader::Xrceth => {
+                headers.xrceth = match random.below(8) {
+                    0 => Xrceth::parse(&mut reader).ok(),
+                    _ => Some(SRQ),
+                };
+            }
             ExtensionHeader::Feth => headers.feth = Feth::parse(&mut reader).ok(),
             ExtensionHeader::Deth => {
                 let qkey = if random.below(4) == 0 {
@@ -171,6 +182,11 @@ fn honest(random: &mut Random, qp_type: QpType, psn: Psn) -> Vec<u8> {
         QpType::Rc => only(Opcode::RC_WRITE_ONLY).with_reth(reth),
         QpType::Uc => only(Opcode::UC_WRITE_ONLY).with_reth(reth),
         QpType::Ud => only(Opcode::UD_SEND_ONLY).with_deth(Deth::new(QKEY, Qpn::new(5))),
+        QpType::XrcSend | QpType::XrcRecv => {
+            let mut headers = only(Opcode::XRC_WRITE_ONLY);
+            headers.xrceth = Some(SRQ);
+            headers.with_reth(reth)
+        }
     };
     built(headers, &vec![0xdd; len])
 }
@@ -222,6 +238,7 @@ fn post(end: &mut End, random: &mut Random, wr_id: u64) {
                 .post_send_to(request, UdDestination::default())
                 .unwrap();
         }
+        QpType::XrcSend | QpType::XrcRecv => unreachable!("sends nothing here"),
     }
 }
 
@@ -236,7 +253,7 @@ fn attack(qp_type: QpType, service: usize) {
         // Where a right packet would be, as well as one can tell from outside.
         let mut expected = A_PSN;
         for _ in 0..200 {
-            if posted < 30 && random.below(4) == 0 {
+            if qp_type != QpType::XrcRecv && posted < 30 && random.below(4) == 0 {
                 post(&mut end, &mut random, posted);
                 posted += 1;
             }
@@ -287,7 +304,7 @@ fn attack(qp_type: QpType, service: usize) {
         assert_eq!(receives, 20, "seed {seed}: each once");
         assert_eq!(end.qp.deadline(), None);
     }
-    if qp_type == QpType::Rc {
+    if qp_type.is_reliable() {
         assert!(accepted > 1000 && died > 100, "{accepted} {died}");
         for bits in [0x1f, 0x60, 0x61, 0x62] {
             assert!(kinds.contains_key(&bits), "{bits:#x} in {kinds:?}");
@@ -303,6 +320,11 @@ fn reliable() {
 #[test]
 fn unreliable() {
     attack(QpType::Uc, 1);
+}
+
+#[test]
+fn receiving_ends_of_xrc() {
+    attack(QpType::XrcRecv, 5);
 }
 
 #[test]
@@ -328,7 +350,8 @@ fn noise() {
                 let mut octets: Vec<u8> =
                     (0..len).map(|_| random.next().to_le_bytes()[0]).collect();
                 if let [opcode, flags, ..] = &mut octets[..] {
-                    *opcode &= 0x7f;
+                    // XRC is beyond the services that there were first.
+                    *opcode &= if len.is_multiple_of(4) { 0xbf } else { 0x7f };
                     *flags &= 0x30;
                 }
                 end.feed(micros(1), &octets, &PacketMeta::default());

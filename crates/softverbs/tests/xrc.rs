@@ -5,7 +5,8 @@ mod common;
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use common::{ALL, poll};
+use common::{ALL, Setup, expect, listener, poll, resolved};
+use softverbs::cm::{ConnParam, EventKind};
 use softverbs::{
     AhAttr, Context, Cq, Device, Mr, Pd, Qp, QpAttr, QpAttrMask, QpInitAttr, QpState, QpType,
     RecvWr, SendData, SendOp, SendWr, Srq, SrqInitAttr, Transport, Wc, WcStatus, Xrcd,
@@ -154,18 +155,18 @@ impl Shared {
 fn each_message_finds_its_queue() {
     let (one, other) = connected();
     for round in 0..20_u8 {
-        for (nth, shared) in other.srqs.iter().enumerate() {
+        for (nth, shared) in (0_u8..).zip(&other.srqs) {
             // Of one packet, and of several.
             let len = if round % 2 == 0 { 100 } else { 5000 };
-            let data = vec![round ^ (nth as u8) << 7; len];
+            let data = vec![round ^ nth << 7; len];
             one.mr.copy_in(0, &data).unwrap();
             shared.recv(u64::from(round), 8192);
-            let done = one.post(1, SendOp::SendWithImm(nth as u32), len, &shared.srq);
+            let done = one.post(1, SendOp::SendWithImm(nth.into()), len, &shared.srq);
             assert!(done.is_success(), "{done:?}");
             let got = poll(&shared.cq, 1)[0];
             assert!(got.is_success(), "{got:?}");
             assert_eq!((got.wr_id, got.byte_len as usize), (round.into(), len));
-            assert_eq!(got.imm, Some(nth as u32));
+            assert_eq!(got.imm, Some(nth.into()));
             assert_eq!(got.qp_num, other.recv.qp_num());
             assert_eq!(shared.octets(len), data);
         }
@@ -287,6 +288,68 @@ fn a_receiving_end_has_several_handles() {
     assert_eq!(poll(&srqs[0].cq, 1)[0].byte_len, 11);
     drop(again);
     assert_eq!(xrcd.open_qp(number).unwrap_err().errno(), 2);
+}
+
+/// As `rdma_xclient` and `rdma_xserver`: the server's private data tell the queue's number.
+#[test]
+fn the_connection_manager_connects_a_sending_end_to_a_receiving_end() {
+    let setup = Setup::over(Transport::Roce);
+    let (channel, _listening, address) = listener(&setup);
+    let (client_channel, client) = resolved(&setup, address);
+    let pd = client.verbs().unwrap().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(64, None, 0).unwrap();
+    let attr = QpInitAttr {
+        qp_type: QpType::XrcSend,
+        ..QpInitAttr::rc(&cq, &cq)
+    };
+    let send = client.create_qp(&pd, &attr).unwrap();
+    client.connect(&ConnParam::default()).unwrap();
+    let request = expect(&channel, EventKind::ConnectRequest);
+    let server = request.id().clone();
+    assert_eq!(request.param().qp_num, send.qp_num());
+    drop(request);
+    let context = server.verbs().unwrap();
+    let xrcd = context.open_xrcd(None, true, false).unwrap();
+    let server_pd = context.alloc_pd().unwrap();
+    let server_cq = context.create_cq(64, None, 0).unwrap();
+    let srq = server_pd
+        .create_xrc_srq(&SrqInitAttr::default(), &xrcd, &server_cq)
+        .unwrap();
+    let mr = server_pd.alloc_mr(4096, ALL).unwrap();
+    let sges = [mr.sge(0, 64)];
+    srq.post_recv(&RecvWr {
+        wr_id: 3,
+        sges: &sges,
+    })
+    .unwrap();
+    let recv = server.create_xrc_qp(&xrcd, 0).unwrap();
+    assert!(server.create_xrc_qp(&xrcd, 0).is_err(), "has one");
+    let number = srq.srq_num().unwrap().get().to_be_bytes();
+    server
+        .accept(&ConnParam::with_private_data(number))
+        .unwrap();
+    let established = expect(&client_channel, EventKind::Established);
+    assert_eq!(established.param().qp_num, recv.qp_num());
+    let told = established.private_data()[..4].try_into().unwrap();
+    let number = softverbs::Qpn::new(u32::from_be_bytes(told));
+    drop(established);
+    drop(expect(&channel, EventKind::Established));
+    let wr = SendWr::new(1, SendOp::Send, SendData::Inline(b"over there")).for_srq(number);
+    send.post_send(&wr).unwrap();
+    assert!(poll(&cq, 1)[0].is_success());
+    let got = poll(&server_cq, 1)[0];
+    assert_eq!((got.wr_id, got.byte_len), (3, 10));
+    // What peers may read is what was agreed on.
+    let (remote_addr, rkey) = (mr.addr(), mr.rkey());
+    let sink = pd.alloc_mr(64, ALL).unwrap();
+    let sges = [sink.sge(0, 10)];
+    let read = SendOp::Read { remote_addr, rkey };
+    let wr = SendWr::new(2, read, SendData::Sges(&sges)).for_srq(number);
+    send.post_send(&wr).unwrap();
+    assert!(poll(&cq, 1)[0].is_success());
+    client.disconnect().unwrap();
+    drop(expect(&client_channel, EventKind::Disconnected));
+    drop(expect(&channel, EventKind::Disconnected));
 }
 
 #[test]

@@ -64,12 +64,20 @@ impl Active {
         }
     }
 
+    /// The queue pair that a REP names.
+    pub(super) fn peer_of(&self, rep: &Rep) -> Qpn {
+        match self.qp_type {
+            QpType::XrcSend => Qpn::new(rep.local_eecn.get()),
+            _ => rep.local_qpn,
+        }
+    }
+
     /// The queue pair's attributes. What the REP serves and reads is bounded by what we asked
     /// for: the rest would be of no use, or more than the queue pair was made for.
     pub(super) fn attributes(&self, rep: &Rep) -> (RtrAttributes, RtsAttributes) {
         let rtr = RtrAttributes {
             qp_type: self.qp_type,
-            dest_qpn: rep.local_qpn,
+            dest_qpn: self.peer_of(rep),
             rq_psn: self.starting_psn,
             path_mtu: self.path_mtu,
             max_dest_rd_atomic: rep.initiator_depth.min(self.responder_resources),
@@ -149,6 +157,16 @@ impl Passive {
             max_rd_atomic: accept.initiator_depth,
         };
         (rtr, rts)
+    }
+}
+
+impl Role {
+    /// The queue pair that a REP names.
+    pub(super) fn peer_of(&self, rep: &Rep) -> Qpn {
+        match self {
+            Self::Active(active) => active.peer_of(rep),
+            Self::Passive(_) | Self::Asking | Self::Asked(_) => rep.local_qpn,
+        }
     }
 }
 

@@ -148,15 +148,9 @@ impl Endpoint {
             return;
         };
         let first = is_waiting_for_rep(connection);
-        if first
-            && self.clean_up(
-                now,
-                address,
-                rep.local_ca_guid,
-                rep.local_comm_id,
-                rep.local_qpn,
-            )
-        {
+        let qpn = connection.role.peer_of(rep);
+        let (guid, comm_id) = (rep.local_ca_guid, rep.local_comm_id);
+        if first && self.clean_up(now, address, guid, comm_id, qpn) {
             self.on_stale_rep(now, address, transaction_id, id, rep);
             return;
         }

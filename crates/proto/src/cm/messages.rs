@@ -5,7 +5,9 @@ use softverbs_wire::ib::cm::{
     RejReason, Rep, Req, Rtu, SidrRep, SidrReq, TransportService,
 };
 use softverbs_wire::ib::rdma_cm::CmaHeader;
-use softverbs_wire::num::{CommId, Guid, Lid, ServiceId, TimeoutCode, TransactionId};
+use softverbs_wire::num::{
+    CommId, Eecn, Guid, Lid, Qpn, RetryCount, ServiceId, TimeoutCode, TransactionId,
+};
 
 use super::config::Config;
 use super::connection::{Connection, Role};
@@ -20,6 +22,9 @@ use crate::qp_state::QpType;
 
 /// REP, failover field: we do not support alternate paths (IBA vol 1 ch 12, REP).
 const FAILOVER_NOT_SUPPORTED: u8 = 1;
+
+/// REQ, extended transport field: XRC (IBA annex A14).
+pub(super) const EXTENDED_XRC: u8 = 1;
 
 /// A field with the application's data, if it has room.
 pub(super) fn private<const N: usize>(octets: &[u8]) -> Result<PrivateData<N>, Misuse> {
@@ -75,26 +80,36 @@ pub(super) fn req(
         QpType::Rc => TransportService::RC,
         QpType::Uc => TransportService::UC,
         QpType::Ud => return Err(Misuse::Invalid("datagrams are not connected")),
-        QpType::XrcSend | QpType::XrcRecv => return Err(Misuse::NotSupported),
+        QpType::XrcSend => TransportService::EXTENDED,
+        QpType::XrcRecv => return Err(Misuse::Invalid("a receiving end does not connect")),
     };
+    let is_xrc = request.qp_type == QpType::XrcSend;
+    // A sending end serves nothing and receives nothing: the fields about that are reserved (IBA
+    // annex A14).
+    let unless_xrc = |count| if is_xrc { RetryCount::new(0) } else { count };
     Ok(Req {
         local_comm_id: CommId::new(id),
         service_id: request.service_id,
         local_ca_guid: guid,
         local_qpn: request.qpn,
-        responder_resources: request.responder_resources,
+        responder_resources: if is_xrc {
+            0
+        } else {
+            request.responder_resources
+        },
         initiator_depth: request.initiator_depth,
+        extended_transport: if is_xrc { EXTENDED_XRC } else { 0 },
         remote_cm_response_timeout: config.response_timeout,
         transport_service,
         end_to_end_flow_control: request.flow_control,
         starting_psn: request.starting_psn,
         local_cm_response_timeout: config.response_timeout,
-        retry_count: request.retry_count,
+        retry_count: unless_xrc(request.retry_count),
         pkey: request.route.pkey,
         path_mtu: request.path_mtu.code(),
-        rnr_retry_count: request.rnr_retry_count,
+        rnr_retry_count: unless_xrc(request.rnr_retry_count),
         max_cm_retries: config.max_cm_retries.min(15),
-        srq: request.srq,
+        srq: request.srq && !is_xrc,
         primary_path: path(&request.route, config.ack_delay),
         private_data: with_header(request.addresses.as_ref(), &request.private_data)?,
         ..Req::default()
@@ -172,22 +187,31 @@ impl Connection {
     ) -> Result<Rep, Misuse> {
         let wants_alternate =
             matches!(&self.role, Role::Passive(passive) if passive.wants_alternate);
+        let is_xrc =
+            matches!(&self.role, Role::Passive(passive) if passive.qp_type == QpType::XrcRecv);
+        // A receiving end is named where reliable datagrams have their context, and reads nothing.
+        let (local_qpn, local_eecn) = if is_xrc {
+            (Qpn::default(), Eecn::new(accept.qpn.get()))
+        } else {
+            (accept.qpn, Eecn::default())
+        };
         Ok(Rep {
             local_comm_id: CommId::new(id),
             remote_comm_id: self.remote_comm_id,
-            local_qpn: accept.qpn,
+            local_qpn,
+            local_eecn,
             starting_psn: accept.starting_psn,
             responder_resources: accept.responder_resources,
-            initiator_depth: accept.initiator_depth,
+            initiator_depth: if is_xrc { 0 } else { accept.initiator_depth },
             target_ack_delay: config.ack_delay,
             failover_accepted: if wants_alternate {
                 FAILOVER_NOT_SUPPORTED
             } else {
                 0
             },
-            end_to_end_flow_control: accept.flow_control,
+            end_to_end_flow_control: accept.flow_control && !is_xrc,
             rnr_retry_count: accept.rnr_retry_count,
-            srq: accept.srq,
+            srq: accept.srq || is_xrc,
             local_ca_guid: guid,
             private_data: private(&accept.private_data)?,
             ..Rep::default()

@@ -264,8 +264,12 @@ impl Endpoint {
         let Input::Rep(rep) = input else {
             return;
         };
+        let remote_qpn = self
+            .registry
+            .get(id)
+            .map_or(rep.local_qpn, |connection| connection.role.peer_of(rep));
         self.registry
-            .identify(id, rep.local_comm_id, rep.local_ca_guid, rep.local_qpn);
+            .identify(id, rep.local_comm_id, rep.local_ca_guid, remote_qpn);
         let Some(connection) = self.registry.get_mut(id) else {
             return;
         };
@@ -276,7 +280,7 @@ impl Endpoint {
         connection.timewait = timeout::duration(rts.timeout);
         connection.saved = None;
         let reply = Reply {
-            remote_qpn: rep.local_qpn,
+            remote_qpn,
             remote_comm_id: rep.local_comm_id,
             remote_ca_guid: rep.local_ca_guid,
             starting_psn: rep.starting_psn,

@@ -7,7 +7,7 @@ use super::connection::{Connection, Passive, Role};
 use super::endpoint::Endpoint;
 use super::event::{CmEvent, Request};
 use super::listeners::{NoListener, split_private_data};
-use super::messages;
+use super::messages::{self, EXTENDED_XRC};
 use super::params::PathAddress;
 use super::perform::Input;
 use super::state::{State, Trigger};
@@ -71,7 +71,7 @@ impl Endpoint {
         transaction_id: TransactionId,
         req: &Req,
     ) -> Result<(), RejReason> {
-        let qp_type = qp_type(req.transport_service)?;
+        let qp_type = qp_type(req)?;
         let path_mtu = req
             .path_mtu
             .path_mtu()
@@ -148,11 +148,12 @@ impl Endpoint {
     }
 }
 
-/// RC and UC; nobody has reliable datagrams, and we have no XRC.
-const fn qp_type(service: TransportService) -> Result<QpType, RejReason> {
-    match service {
+/// The type of the queue pair that fits the peer's; nobody has reliable datagrams.
+const fn qp_type(req: &Req) -> Result<QpType, RejReason> {
+    match req.transport_service {
         TransportService::RC => Ok(QpType::Rc),
         TransportService::UC => Ok(QpType::Uc),
+        TransportService::EXTENDED if req.extended_transport == EXTENDED_XRC => Ok(QpType::XrcRecv),
         _ => Err(RejReason::INVALID_TRANSPORT_SERVICE),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
 use softverbs_proto::transmit::{Piece, TxBatch};
 use softverbs_proto::wr::{RecvRequest, Sge};
-use softverbs_wire::num::{Lkey, Rkey};
+use softverbs_wire::num::{Lkey, Qpn, Rkey};
 
 const CANARY: u8 = 0xc5;
 const CANARY_LEN: usize = 64;
@@ -210,6 +210,11 @@ impl Memory for VecMemory {
         let before = u64::from_ne_bytes(word.try_into().unwrap());
         word.copy_from_slice(&update(before).to_ne_bytes());
         Ok(before)
+    }
+
+    /// There is one, and its memory and receives are those that there are.
+    fn select_srq(&mut self, srq: Qpn) -> bool {
+        srq.get() == 9
     }
 
     fn take_receive(&mut self) -> Option<RecvRequest> {

@@ -148,10 +148,11 @@ pub fn masks(qp_type: QpType) -> [QpAttrMask; 3] {
         QpType::Rc => [TO_INIT, TO_RTR, TO_RTS],
         QpType::Uc => [TO_INIT, TO_RTR_UC, TO_RTS_UC],
         QpType::Ud => [TO_INIT_UD, QpAttrMask::STATE, TO_RTS_UC],
+        QpType::XrcSend => [TO_INIT, TO_RTR_UC, TO_RTS],
+        QpType::XrcRecv => [TO_INIT, TO_RTR, TO_RTS_UC.union(QpAttrMask::TIMEOUT)],
     }
 }
 
-/// One end.
 #[derive(Debug)]
 pub struct End {
     pub qp: QueuePair,
@@ -348,7 +349,6 @@ impl core::fmt::Debug for Filter {
 }
 
 impl Pair {
-    /// Two queue pairs in RESET.
     pub fn reset(qp_type: QpType, network: Network, seed: u64) -> Self {
         Self {
             a: End::new(config(qp_type, A_QPN)),

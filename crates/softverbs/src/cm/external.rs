@@ -10,10 +10,12 @@ use softverbs_wire::num::{Qkey, TimeoutCode};
 use super::event::{ConnParam, EventChannel, EventKind};
 use super::id::Phase;
 use super::{CmId, PortSpace, ib, wrong_phase};
+use crate::context::Context;
 use crate::device::Transport;
 use crate::error::{Error, Result};
-use crate::qp::QpAttr;
+use crate::qp::{Qp, QpAttr};
 use crate::roce::{access_of, rtr_attr, rts_attr};
+use crate::xrc::Xrcd;
 
 impl CmId {
     /// Confirms a [`ConnectResponse`](EventKind::ConnectResponse), which the active side of an
@@ -31,6 +33,42 @@ impl CmId {
             connection
         };
         ib::establish(connection)
+    }
+
+    /// Creates the receiving end of an XRC connection in a domain, as
+    /// [`create_qp`](Self::create_qp) does other queue pairs: for a connect request of a sending
+    /// end. EINVAL if there is a queue pair, or if the domain belongs to another device.
+    pub fn create_xrc_qp(&self, xrcd: &Xrcd, qp_context: u64) -> Result<Qp> {
+        self.check_device(xrcd.context())?;
+        let qp = xrcd.create_qp(qp_context)?;
+        qp.inner().to_init()?;
+        self.own(qp)
+    }
+
+    /// The identifier gets a queue pair.
+    pub(super) fn own(&self, qp: Qp) -> Result<Qp> {
+        let mut state = self.shared().lock();
+        if state.qp.is_some() {
+            drop(state);
+            return Err(Error::invalid("id", "has a queue pair already"));
+        }
+        state.qp = Some(qp.clone());
+        Ok(qp)
+    }
+
+    /// Whether it may get a queue pair of this device.
+    pub(super) fn check_device(&self, context: &Context) -> Result<()> {
+        let state = self.shared().lock();
+        if state.qp.is_some() {
+            return Err(Error::invalid("id", "has a queue pair already"));
+        }
+        match &state.verbs {
+            None => Err(Error::invalid("id", "has no device yet: resolve or bind")),
+            Some(verbs) if verbs.device().name() != context.device().name() => {
+                Err(Error::invalid("pd", "belongs to another device"))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     /// What to give to [`Qp::modify`](crate::Qp::modify) for the transition of the application's

@@ -306,19 +306,7 @@ impl CmId {
     /// before `connect` or `accept`. Datagram queue pairs are in RTS at once. EINVAL if there is one, or if the protection domain belongs
     /// to another device than [`CmId::verbs`].
     pub fn create_qp(&self, pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Qp> {
-        {
-            let state = self.shared().lock();
-            if state.qp.is_some() {
-                return Err(Error::invalid("id", "has a queue pair already"));
-            }
-            match &state.verbs {
-                None => return Err(Error::invalid("id", "has no device yet: resolve or bind")),
-                Some(verbs) if verbs.device().name() != pd.context().device().name() => {
-                    return Err(Error::invalid("pd", "belongs to another device"));
-                }
-                Some(_) => {}
-            }
-        }
+        self.check_device(pd.context())?;
         let datagrams = self.shared().ps == PortSpace::Udp;
         if datagrams != (attr.qp_type == QpType::Ud) {
             return Err(Error::invalid(
@@ -331,13 +319,7 @@ impl CmId {
         if datagrams {
             qp.inner().datagrams_to_rts(ib::random_u32()?)?;
         }
-        let mut state = self.shared().lock();
-        if state.qp.is_some() {
-            drop(state);
-            return Err(Error::invalid("id", "has a queue pair already"));
-        }
-        state.qp = Some(qp.clone());
-        Ok(qp)
+        self.own(qp)
     }
 
     /// Lets go of the queue pair, which is destroyed with its last handle.

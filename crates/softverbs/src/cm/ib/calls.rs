@@ -19,8 +19,9 @@ use super::events::Listener;
 use super::ports::{random_u32, wire_space};
 use crate::cm::event::{ConnParam, MAX_DEPTH};
 use crate::cm::id::{IdShared, Phase, State};
-use crate::device::{Device, limits};
+use crate::device::{Device, Transport, limits};
 use crate::error::{Error, Result};
+use crate::qp::registry;
 use crate::roce::ConnectionOfQp;
 
 /// A connect request that waits for the application.
@@ -153,7 +154,8 @@ impl OwnEnd {
             }),
             None if param.qp_num.get() != 0 => Ok(Self {
                 qpn: param.qp_num,
-                qp_type: QpType::Rc,
+                qp_type: registry::find(Transport::Roce, param.qp_num)
+                    .map_or(QpType::Rc, |qp| qp.qp_type),
                 srq: param.srq,
             }),
             None => Err(Error::invalid("id", "has no queue pair, nor has qp_num")),
