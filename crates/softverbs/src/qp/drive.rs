@@ -541,9 +541,14 @@ impl Source for QpInner {
         }
     }
 
-    fn timeout(&self, _engine: &Engine, now: Time) {
+    fn timeout(&self, engine: &Engine, now: Time) {
+        // What has come and waits in the socket is no silence: this process may have waited for a
+        // core for longer than the peer needed to answer.
+        let port = self.lock().roce().map(|roce| roce.port());
+        let all_received = port.is_none_or(|port| port.receive_all());
         let mut core = self.lock();
         match &mut core.side {
+            Side::Roce(roce) if !all_received => roce.ask_again(engine, now),
             Side::Iwarp(Iwarp { stream, connection }) => {
                 if let Some(connection) = connection {
                     connection.timer = None;

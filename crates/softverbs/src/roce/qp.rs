@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, Weak};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use softverbs_proto::cm::params::ConnectionId;
@@ -224,6 +225,19 @@ impl Roce {
         if self.queue_pair.deadline().is_some_and(|at| at <= now) {
             self.queue_pair.on_timeout(now);
         }
+    }
+
+    /// Whether it is too late cannot be told at this moment.
+    pub(crate) fn ask_again(&mut self, engine: &Engine, now: Time) {
+        const SOON: Duration = Duration::from_millis(1);
+        self.timer = self.token.map(|token| {
+            engine.set_timer(token, Some(now + SOON));
+            now + SOON
+        });
+    }
+
+    pub(crate) const fn port(&self) -> &'static Port {
+        self.port
     }
 
     /// The engine's timer is moved only to an earlier time: one that fires too early costs less

@@ -80,6 +80,19 @@ impl Port {
         packets
     }
 
+    /// Receives what has come to every socket. False if another thread is at one of them: what it
+    /// holds may not have reached its queue pair yet.
+    pub(crate) fn receive_all(&self) -> bool {
+        let mut alone = true;
+        for (which, sock) in self.socks.iter().enumerate() {
+            let Some(sock) = sock.get() else { continue };
+            alone &= !matches!(sock.inbox.try_lock(), Err(TryLockError::WouldBlock));
+            self.receive(which);
+        }
+        self.receive_relayed();
+        alone
+    }
+
     /// Receives from one socket, unless another thread is at it.
     pub(super) fn receive(&self, which: usize) -> usize {
         debug_assert_ne!(which, RELAY);
