@@ -16,6 +16,9 @@ use crate::ffi::{self, Fault, Result, Use, Users, c_object, object};
 /// Completions that are taken out of the queue at a time.
 const BATCH: usize = 32;
 
+/// The smallest queue.
+const LEAST: u32 = 64;
+
 /// What we keep of a completion queue.
 pub(crate) struct CqState {
     cq: Cq,
@@ -62,11 +65,18 @@ pub(super) unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<
         // SAFETY: the caller's promise.
         Some(unsafe { object(init.channel) }?)
     };
+    // A device grants what it can count in, which is more than few. Programs rely on it: perftest's
+    // send_lat does with a queue of one.
+    let cqe = if init.cqe == 0 {
+        0
+    } else {
+        init.cqe.max(LEAST)
+    };
     let cq = ffi::create::<ibv_cq>(|pointer| {
         let name = pointer.expose_provenance() as u64;
         let cq = opened
             .context()
-            .create_cq(init.cqe, channel.map(ChannelState::channel), name)?;
+            .create_cq(cqe, channel.map(ChannelState::channel), name)?;
         let c = ibv_cq_ex {
             context,
             channel: init.channel,

@@ -13,6 +13,10 @@ use super::qp_ex::{self, Requests};
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object, out_mut};
 
+/// The smallest send queue: a device grants what it can count in, and programs with one of a single
+/// request post the next one when the answer has come, before its acknowledge has.
+const LEAST_SENDS: u32 = 16;
+
 /// What we keep of a queue pair.
 pub(crate) struct QpState {
     qp: Qp,
@@ -130,7 +134,10 @@ pub(crate) unsafe fn create(
             recv_cq: recv_cq.cq(),
             srq: srq.map(|srq| srq.srq()),
             cap: QpCap {
-                max_send_wr: init.cap.max_send_wr,
+                max_send_wr: match init.cap.max_send_wr {
+                    0 => 0,
+                    asked => asked.max(LEAST_SENDS),
+                },
                 max_recv_wr: init.cap.max_recv_wr,
                 max_send_sge: init.cap.max_send_sge,
                 max_recv_sge: init.cap.max_recv_sge,

@@ -64,6 +64,8 @@ static inline struct ibv_context *open_named(const char *name)
 struct end {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
+	/* Sends that may be outstanding: at least those asked for. */
+	int room;
 };
 
 static inline struct end make_end(struct ibv_pd *pd, enum ibv_qp_type type, struct ibv_srq *srq)
@@ -81,6 +83,8 @@ static inline struct end make_end(struct ibv_pd *pd, enum ibv_qp_type type, stru
 	attr.cap.max_inline_data = 64;
 	end.qp = ibv_create_qp(pd, &attr);
 	MUST("ibv_create_qp", end.qp);
+	end.room = attr.cap.max_send_wr;
+	TRUE("what was asked for is granted", end.room >= 8 && end.room < 20);
 	return end;
 }
 

@@ -121,14 +121,15 @@ static void posting(struct ibv_pd *pd)
 {
 	struct end end = make_end(pd, IBV_QPT_RC, NULL);
 	struct ibv_sge sges[3] = {{0}};
-	struct ibv_send_wr wrs[10] = {{0}}, *bad = NULL;
+	struct ibv_send_wr wrs[20] = {{0}}, *bad = NULL;
 	struct ibv_recv_wr rwrs[10] = {{0}}, *rbad = NULL;
 
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < 20; i++) {
 		wrs[i].opcode = IBV_WR_SEND;
-		wrs[i].next = i < 9 ? &wrs[i + 1] : NULL;
-		rwrs[i].next = i < 9 ? &rwrs[i + 1] : NULL;
+		wrs[i].next = i < 19 ? &wrs[i + 1] : NULL;
 	}
+	for (int i = 0; i < 10; i++)
+		rwrs[i].next = i < 9 ? &rwrs[i + 1] : NULL;
 	EQ("send in RESET", ibv_post_send(end.qp, wrs, &bad), EINVAL);
 	TRUE("the first one is bad", bad == &wrs[0]);
 	MUST("to INIT", !to_init(end.qp, 0));
@@ -154,8 +155,8 @@ static void posting(struct ibv_pd *pd)
 	EQ("an operation that is not supported", ibv_post_send(end.qp, &wrs[1], &bad), EOPNOTSUPP);
 	wrs[1].opcode = IBV_WR_SEND;
 	/* One was posted above. */
-	EQ("10 sends in a queue of 8", ibv_post_send(end.qp, wrs, &bad), ENOMEM);
-	TRUE("the eighth is bad", bad == &wrs[7]);
+	EQ("20 more sends than fit", ibv_post_send(end.qp, wrs, &bad), ENOMEM);
+	TRUE("which one is bad", bad == &wrs[end.room - 1]);
 	destroy_end(&end);
 }
 

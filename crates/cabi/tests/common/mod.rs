@@ -2,8 +2,11 @@
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
-use std::path::PathBuf;
+pub(crate) mod pair;
+
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The library that cargo built together with the tests.
@@ -34,14 +37,41 @@ fn names() -> PathBuf {
     folder
 }
 
-/// A program that runs on the library, in the way that `scripts/with-softverbs` starts it.
+/// A program that runs on the library, in the way that `scripts/with-softverbs` starts it; as an
+/// ordinary user if we are root, since nothing here needs more.
 pub(crate) fn with_softverbs(program: &str) -> Command {
     let names = names();
-    let mut command = Command::new(program);
+    let mut command = if ordinary_user_can_read(&names) {
+        as_nobody(program)
+    } else {
+        Command::new(program)
+    };
+    // Root's own folder is nothing for others; they have to find another one.
+    command.env_remove("XDG_RUNTIME_DIR");
     command
         .env("LD_PRELOAD", names.join("libibverbs.so.1"))
         .env("LD_LIBRARY_PATH", names);
     command
+}
+
+fn as_nobody(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
+    command
+}
+
+/// Whether we are root, and others can use what root has built.
+fn ordinary_user_can_read(names: &Path) -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let mut probe = as_nobody("test");
+        let status = probe
+            .arg("-r")
+            .arg(names.join("libibverbs.so.1"))
+            .stderr(Stdio::null())
+            .status();
+        status.is_ok_and(|status| status.success())
+    })
 }
 
 /// A program of `tests/c`, compiled against the headers of the distribution.
@@ -85,18 +115,18 @@ pub(crate) fn finished(command: &mut Command) -> Output {
         .spawn();
     let child =
         child.unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/install-test-deps"));
-    wait(child, Duration::from_secs(60))
+    wait(child, Duration::from_secs(60), &format!("{command:?}"))
 }
 
 /// Waits for a program to end, or ends it.
-pub(crate) fn wait(mut child: Child, patience: Duration) -> Output {
+pub(crate) fn wait(mut child: Child, patience: Duration, what: &str) -> Output {
     let end = Instant::now() + patience;
     while child.try_wait().expect("a child").is_none() {
         if Instant::now() > end {
             let _ = child.kill();
             let output = child.wait_with_output().expect("a child");
             panic!(
-                "no end after {patience:?}\n{}{}",
+                "{what}: no end after {patience:?}\n{}{}",
                 String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr)
             );

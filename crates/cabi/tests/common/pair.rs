@@ -1,0 +1,94 @@
+//! A server and a client of the same program, both on the library, over the loopback interface.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{wait, with_softverbs};
+
+/// How long a pair may take. The programs spin; where many do, each waits for the others.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Two spinning programs are enough for two cores.
+static ONE_PAIR: Mutex<()> = Mutex::new(());
+
+/// Runs both ends with `arguments`, the client with the address besides; both have to succeed.
+/// Returns what server and client wrote.
+pub(crate) fn succeed(program: &str, arguments: &str) -> [String; 2] {
+    let _one_pair = ONE_PAIR.lock().unwrap_or_else(PoisonError::into_inner);
+    let port = free_port();
+    let command = |address: Option<&str>| {
+        let mut command = with_softverbs(program);
+        command
+            .args(arguments.split_whitespace())
+            .args(["-p", &port.to_string()])
+            .args(address);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    };
+    let mut server = start(&mut command(None));
+    await_listener(port, &mut server);
+    let name = format!("{program} {arguments}");
+    let client = wait(start(&mut command(Some("127.0.0.1"))), PATIENCE, &name);
+    if !client.status.success() {
+        // It may wait for ever for a client that has gone.
+        let _ = server.kill();
+    }
+    let server = wait(server, PATIENCE, &name);
+    let told = [&server, &client].map(text);
+    assert!(
+        server.status.success() && client.status.success(),
+        "{name}: server {}, client {}\n{}---\n{}",
+        server.status,
+        client.status,
+        told[0],
+        told[1]
+    );
+    told
+}
+
+fn start(command: &mut Command) -> Child {
+    command
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/install-test-deps"))
+}
+
+fn text(output: &Output) -> String {
+    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// A TCP port, by which the programs exchange addresses, that nobody uses.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Waits until somebody listens, without connecting, which would be taken for the client.
+fn await_listener(port: u16, server: &mut Child) {
+    let end = Instant::now() + PATIENCE;
+    let local = format!(":{port:04X} ");
+    let listens = |line: &str| {
+        let mut words = line.split_whitespace();
+        words
+            .nth(1)
+            .is_some_and(|own| format!("{own} ").ends_with(&local))
+            && words.nth(1) == Some("0A")
+    };
+    loop {
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+            .map(|table| std::fs::read_to_string(table).unwrap_or_default());
+        if tables.iter().any(|table| table.lines().any(listens)) {
+            return;
+        }
+        // One that has ended will be found to.
+        if server.try_wait().expect("a child").is_some() || Instant::now() > end {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,55 @@
+//! The programs of perftest, as the distribution has them.
+
+mod common;
+
+use common::pair::succeed;
+
+/// Runs a program once with each line of arguments. `-F` leaves the frequency of the processor alone.
+fn measure(program: &str, variants: &[&str]) {
+    for variant in variants {
+        succeed(program, &format!("-d roce_lo -F -n 200 {variant}"));
+    }
+}
+
+/// Unreliable messages, few enough for the socket's buffer: a lost one would be waited for.
+const UC: &str = "-c UC -s 1000";
+const UD: &str = "-c UD -s 1000";
+
+#[test]
+fn writes() {
+    measure(
+        "ib_write_bw",
+        &["", "-b", "-q 16 -s 4096", UC, "-x 0 -s 1048576 -n 20"],
+    );
+    measure(
+        "ib_write_lat",
+        &["", "-c UC -s 3000", "-I 64 -s 64", "-a -n 5"],
+    );
+}
+
+#[test]
+fn reads() {
+    measure("ib_read_bw", &["", "-b -q 4", "-e"]);
+    measure("ib_read_lat", &["", "-e"]);
+}
+
+#[test]
+fn sends() {
+    measure(
+        "ib_send_bw",
+        &["", "-b", "-e", UC, UD, "--use-srq -q 4", "-s 1048576 -n 20"],
+    );
+    measure("ib_send_lat", &["", "-e", UC, UD, "--use-srq"]);
+}
+
+#[test]
+fn atomics() {
+    measure("ib_atomic_bw", &["", "-A CMP_AND_SWAP"]);
+    measure("ib_atomic_lat", &["", "-A FETCH_AND_ADD"]);
+}
+
+#[test]
+fn for_some_time() {
+    succeed("ib_write_bw", "-d roce_lo -F -D 1");
+    succeed("ib_send_lat", "-d roce_lo -F -D 1");
+}

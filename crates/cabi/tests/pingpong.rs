@@ -1,0 +1,71 @@
+//! rdma-core's ping-pong programs, as the distribution has them. They exchange addresses by
+//! themselves, which iWARP has no use for.
+
+mod common;
+
+use common::pair::succeed;
+use common::{finished, with_softverbs};
+
+/// Every run checks what it received where the program can (`-c`).
+fn ping_pong(program: &str, variants: &[&str]) {
+    for variant in variants {
+        let [server, client] = succeed(program, &format!("-d roce_lo -g 0 -n 200 {variant}"));
+        for told in [server, client] {
+            assert!(told.contains("200 iters in"), "{program} {variant}: {told}");
+        }
+    }
+}
+
+#[test]
+fn reliable_connections() {
+    // Events; time stamps and with them the extended queue; the extended queue pair; large messages.
+    ping_pong(
+        "ibv_rc_pingpong",
+        &[
+            "-c",
+            "-c -e",
+            "-c -t",
+            "-c -N",
+            "-c -t -N",
+            "-c -s 1000000 -m 4096",
+        ],
+    );
+}
+
+#[test]
+fn unreliable_connections() {
+    ping_pong("ibv_uc_pingpong", &["-c", "-c -e"]);
+}
+
+#[test]
+fn datagrams() {
+    ping_pong("ibv_ud_pingpong", &["-c", "-c -e"]);
+}
+
+#[test]
+fn shared_receive_queues() {
+    ping_pong("ibv_srq_pingpong", &["-c", "-c -e -q 4"]);
+}
+
+#[test]
+fn without_a_gid_there_is_no_way_over_roce() {
+    let output = finished(with_softverbs("ibv_rc_pingpong").args(["-d", "no_such_device"]));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("IB device no_such_device not found"));
+}
+
+#[test]
+fn asynchronous_events_are_waited_for() {
+    let mut watch = with_softverbs("ibv_asyncwatch");
+    let mut child = watch
+        .stdout(std::process::Stdio::null())
+        .arg("-d")
+        .arg("roce_lo")
+        .spawn()
+        .expect("run scripts/install-test-deps");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let ended = child.try_wait().expect("a child");
+    let _ = child.kill();
+    let _ = child.wait();
+    assert_eq!(ended, None, "there are no events, so that it waits for one");
+}
