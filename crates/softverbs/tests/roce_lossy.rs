@@ -303,12 +303,12 @@ fn tool(words: &str) -> Result<String, String> {
 
 impl Namespaces {
     /// Or why there can be none.
-    fn new() -> Result<Self, String> {
+    fn new(test: &str) -> Result<Self, String> {
         let me = std::fs::metadata("/proc/self").map_err(|error| error.to_string())?;
         if me.uid() != 0 {
             return Err("network namespaces need root".to_owned());
         }
-        let names = ["a", "b"].map(|end| format!("svt{}{end}", std::process::id()));
+        let names = ["a", "b"].map(|end| format!("sv{test}{}{end}", std::process::id()));
         let namespaces = Self { names };
         let [one, other] = &namespaces.names;
         for name in [one, other] {
@@ -329,9 +329,6 @@ impl Namespaces {
             ))?;
             tool(&format!("ip -n {name} link set eth0 up"))?;
         }
-        namespaces
-            .netem("loss 0%")
-            .map_err(|why| format!("no netem in this kernel: {why}"))?;
         Ok(namespaces)
     }
 
@@ -353,18 +350,52 @@ impl Drop for Namespaces {
     }
 }
 
+fn wrappers(namespaces: &Namespaces) -> [[&str; 4]; 2] {
+    let [one, other] = &namespaces.names;
+    [one, other].map(|name| ["ip", "netns", "exec", name])
+}
+
+fn ends() -> [String; 2] {
+    [format!("{}:0", ENDS[0]), format!("[{}]:0", ENDS_V6[0])]
+}
+
+/// Over virtual interfaces, with their MTU and their queues, and UDP port 4791 at both ends.
+#[test]
+fn between_namespaces() {
+    let namespaces = match Namespaces::new("n") {
+        Ok(namespaces) => namespaces,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let [one, other] = &wrappers(&namespaces);
+    for (server, client) in [
+        ("", ""),
+        ("out:data:1%=drop", "out:data:1%=drop"),
+        ("out:data:5%=drop", "out:data:5%=drop"),
+        ("packet:20%=dup", "packet:20%=reorder:2"),
+    ] {
+        for address in ends() {
+            let made = run(&address, [one, other], [server, client]);
+            assert_eq!(made > 0, !server.is_empty());
+        }
+    }
+}
+
 #[test]
 fn netem() {
-    let namespaces = match Namespaces::new() {
+    let ready = Namespaces::new("e").and_then(|namespaces| {
+        let netem = namespaces.netem("loss 0%");
+        let why = |why| format!("no netem in this kernel: {why}");
+        netem.map_err(why).map(|()| namespaces)
+    });
+    let namespaces = match ready {
         Ok(namespaces) => namespaces,
         Err(why) => {
-            eprintln!("skipped: {why}; the other tests of this file do the same without it");
-            return;
+            return eprintln!(
+                "skipped: {why}; the other tests of this file do the same without it"
+            );
         }
     };
-    let [one, other] = &namespaces.names;
-    let exec = ["ip", "netns", "exec"];
-    let wrap = |name| [exec[0], exec[1], exec[2], name];
+    let [one, other] = &wrappers(&namespaces);
     for what in [
         "loss 1%",
         "loss 5%",
@@ -376,9 +407,9 @@ fn netem() {
         "delay 2ms reorder 80%",
     ] {
         namespaces.netem(what).unwrap();
-        for address in [format!("{}:0", ENDS[0]), format!("[{}]:0", ENDS_V6[0])] {
+        for address in ends() {
             eprintln!("netem {what}, {address}");
-            run(&address, [&wrap(one), &wrap(other)], ["", ""]);
+            run(&address, [one, other], ["", ""]);
         }
     }
 }
