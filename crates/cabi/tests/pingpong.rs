@@ -48,6 +48,16 @@ fn shared_receive_queues() {
 }
 
 #[test]
+fn extended_reliable_connections() {
+    for events in ["", "-e"] {
+        succeed(
+            "ibv_xsrq_pingpong",
+            &format!("-d roce_lo -g 0 -n 50 {events}"),
+        );
+    }
+}
+
+#[test]
 fn without_a_gid_there_is_no_way_over_roce() {
     let output = finished(with_softverbs("ibv_rc_pingpong").args(["-d", "no_such_device"]));
     assert_eq!(output.status.code(), Some(1));

@@ -88,7 +88,7 @@ c_struct! {
         imm_data: u32,
         wr: ibv_send_wr_op,
         /// `remote_srqn` of XRC.
-        qp_type: u64,
+        qp_type: [u32; 2],
         bind_mw: ibv_wr_bind_mw,
     }
 }

@@ -17,6 +17,7 @@ use super::post::{post_recv, post_send};
 use super::qp::create_qp_ex;
 use super::query::{query_device_ex, query_port};
 use super::srq::{create_srq_ex, post_srq_recv};
+use super::xrc::{close_xrcd, get_srq_num, open_qp, open_xrcd};
 use crate::abi::*;
 use crate::ffi::{self, Result, c_object, object};
 
@@ -229,12 +230,12 @@ fn extended_ops() -> verbs_context {
         ABI_placeholder2: unused,
         ibv_create_flow: None,
         ABI_placeholder1: unused,
-        open_qp: None,
+        open_qp: Some(open_qp),
         create_qp_ex: Some(create_qp_ex),
-        get_srq_num: None,
+        get_srq_num: Some(get_srq_num),
         create_srq_ex: Some(create_srq_ex),
-        open_xrcd: None,
-        close_xrcd: None,
+        open_xrcd: Some(open_xrcd),
+        close_xrcd: Some(close_xrcd),
         _ABI_placeholder3: 0,
         sz: size_of::<verbs_context>(),
         context: ibv_context {

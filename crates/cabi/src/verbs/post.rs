@@ -192,7 +192,7 @@ unsafe fn send_wr<'a>(
         flags: flags(wr.send_flags)?,
         data,
         ud,
-        remote_srqn: None,
+        remote_srqn: (qp.qp().qp_type() == QpType::XrcSend).then(|| Qpn::new(wr.qp_type[0])),
     })
 }
 

@@ -7,9 +7,10 @@ use softverbs::{Pd, Qp, QpCap, QpInitAttr, QpType};
 
 use super::ah::gid_of;
 use super::async_event::Fetched;
-use super::context::state;
+use super::context::{ContextState, state};
 use super::pd::next_handle;
 use super::qp_ex::{self, Requests};
+use super::xrc::create_receiving_end;
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object, out_mut};
 
@@ -86,9 +87,11 @@ impl<'a> QpInit<'a> {
     }
 }
 
-/// Types of C that there are.
+/// Types of C that there are, but for receiving ends of XRC, which are made in another way.
 fn qp_type(value: u32) -> Result<QpType> {
-    let known = QpType::ALL.into_iter().find(|known| *known as u32 == value);
+    let known = QpType::ALL
+        .into_iter()
+        .find(|known| *known as u32 == value && *known != QpType::XrcRecv);
     known.ok_or(Fault::NOT_SUPPORTED)
 }
 
@@ -105,10 +108,15 @@ pub(crate) unsafe fn create(
     let (domain, context) = unsafe { (object(pd)?, in_ref(pd)?.context) };
     // SAFETY: a domain's context is not closed before it.
     let opened = unsafe { state(context) }?;
+    // A sending end of XRC receives nothing.
+    let c_recv_cq = match init.qp_type {
+        IBV_QPT_XRC_SEND if init.recv_cq.is_null() => init.send_cq,
+        _ => init.recv_cq,
+    };
     // SAFETY: the caller's promise.
-    let (send_cq, recv_cq) = unsafe { (object(init.send_cq)?, object(init.recv_cq)?) };
+    let (send_cq, recv_cq) = unsafe { (object(init.send_cq)?, object(c_recv_cq)?) };
     // SAFETY: as above.
-    let contexts = unsafe { [(*init.send_cq).context, (*init.recv_cq).context] };
+    let contexts = unsafe { [(*init.send_cq).context, (*c_recv_cq).context] };
     if contexts != [context, context] {
         return Err(Fault::INVALID);
     }
@@ -147,31 +155,53 @@ pub(crate) unsafe fn create(
             sq_sig_all: init.sq_sig_all != 0,
         },
     )?;
-    let number = qp.qp_num();
     *init.cap = c_cap(&qp.cap());
     let mut uses = vec![domain.users.add(), send_cq.users.add(), recv_cq.users.add()];
     uses.extend(srq.map(|srq| srq.users.add()));
+    let base = ibv_qp {
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        ..unconnected(context, init.qp_context, &qp)
+    };
+    adopt(opened, base, qp, uses, init.send_ops.is_some())
+}
+
+/// C's part of a queue pair that has nothing but itself.
+pub(super) fn unconnected(context: *mut ibv_context, qp_context: *mut c_void, qp: &Qp) -> ibv_qp {
+    ibv_qp {
+        context,
+        qp_context,
+        pd: ptr::null_mut(),
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        handle: next_handle(),
+        qp_num: qp.qp_num().get(),
+        state: qp.state() as u32,
+        qp_type: qp.qp_type() as u32,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    }
+}
+
+/// Makes the object by which C knows a queue pair.
+pub(super) fn adopt(
+    opened: &ContextState,
+    base: ibv_qp,
+    qp: Qp,
+    uses: Vec<Use>,
+    extended: bool,
+) -> Result<*mut ibv_qp> {
+    let number = qp.qp_num();
     let pointer = ffi::create::<ibv_qp>(|_| {
-        let base = ibv_qp {
-            context,
-            qp_context: init.qp_context,
-            pd,
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
-            srq: init.srq,
-            handle: next_handle(),
-            qp_num: number.get(),
-            state: qp.state() as u32,
-            qp_type: init.qp_type,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
-        };
         let state = QpState {
             qp,
             fetched: Fetched::default(),
             requests: Requests::default(),
-            extended: init.send_ops.is_some(),
+            extended,
             _uses: uses,
         };
         Ok((qp_ex::with_calls(base), state))
@@ -208,7 +238,11 @@ pub(super) unsafe extern "C" fn create_qp_ex(
 ) -> *mut ibv_qp {
     ffi::null(|| {
         // SAFETY: C's opened device and attributes.
-        let (_, attr) = unsafe { (state(context)?, out_mut(attr)?) };
+        let (opened, attr) = unsafe { (state(context)?, out_mut(attr)?) };
+        if attr.qp_type == IBV_QPT_XRC_RECV {
+            // SAFETY: C's opened device and domain.
+            return unsafe { create_receiving_end(opened, context, attr) };
+        }
         let has_pd = attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0;
         let pd = if has_pd { attr.pd } else { ptr::null_mut() };
         let init = QpInit::extended(attr)?;
@@ -224,7 +258,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(
 pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Result<()> {
     // SAFETY: the caller's promise.
     let queue_pair = unsafe { object(qp) }?;
-    queue_pair.qp.destroy();
+    // A receiving end of XRC may be open more than once, and goes with its last handle.
+    if queue_pair.qp.qp_type() != QpType::XrcRecv {
+        queue_pair.qp.destroy();
+    }
     // SAFETY: a queue pair's context is not closed before it.
     let opened = unsafe { state((*qp).context) }?;
     opened.forget_qp(queue_pair.qp.qp_num());

@@ -59,7 +59,7 @@ pub(super) fn with_calls(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_send_inv: Some(wr_send_inv),
         wr_send_tso: None,
         wr_set_ud_addr: Some(wr_set_ud_addr),
-        wr_set_xrc_srqn: None,
+        wr_set_xrc_srqn: Some(wr_set_xrc_srqn),
         wr_set_inline_data: Some(wr_set_inline_data),
         wr_set_inline_data_list: Some(wr_set_inline_data_list),
         wr_set_sge: Some(wr_set_sge),
@@ -99,6 +99,8 @@ struct Request {
     op: SendOp,
     data: Data,
     ud: Option<(*const ibv_ah, u32, u32)>,
+    /// The peer's shared receive queue.
+    srqn: Option<Qpn>,
 }
 
 enum Data {
@@ -176,6 +178,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) {
                 op,
                 data: Data::Sges(start..start),
                 ud: None,
+                srqn: None,
             });
             Ok(())
         });
@@ -231,6 +234,16 @@ unsafe extern "C" fn wr_set_ud_addr(
     unsafe {
         edit(qp, |pieces| {
             pieces.last()?.ud = Some((ah, remote_qpn, remote_qkey));
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: C's queue pair, between start and complete.
+    unsafe {
+        edit(qp, |pieces| {
+            pieces.last()?.srqn = Some(Qpn::new(remote_srqn));
             Ok(())
         });
     }
@@ -319,6 +332,7 @@ fn post(state: &QpState, pieces: &Pieces) -> Result<()> {
         return Err(fault);
     }
     let datagrams = state.qp().qp_type() == QpType::Ud;
+    let xrc = state.qp().qp_type() == QpType::XrcSend;
     let mut list: SmallVec<[SendWr<'_>; 16]> = SmallVec::new();
     for request in &pieces.requests {
         let ud = match request.ud {
@@ -339,7 +353,7 @@ fn post(state: &QpState, pieces: &Pieces) -> Result<()> {
                 Data::Inline(range) => SendData::Inline(&pieces.inline[range.clone()]),
             },
             ud,
-            remote_srqn: None,
+            remote_srqn: request.srqn.filter(|_| xrc),
         });
     }
     state

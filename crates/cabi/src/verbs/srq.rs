@@ -8,6 +8,7 @@ use super::async_event::Fetched;
 use super::context::state;
 use super::pd::next_handle;
 use super::post::{post_list, recv_wr};
+use super::xrc;
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, Use, Users, c_object, in_ref, object, out_mut};
 
@@ -16,7 +17,7 @@ pub(crate) struct SrqState {
     srq: Srq,
     pub(super) users: Users,
     pub(super) fetched: Fetched,
-    _pd: Use,
+    _uses: Vec<Use>,
 }
 
 c_object!(ibv_srq, ibv_srq => SrqState);
@@ -37,9 +38,7 @@ pub(crate) unsafe fn create(
     attr: &mut ibv_srq_attr,
 ) -> Result<*mut ibv_srq> {
     // SAFETY: the caller's promise.
-    let (domain, context) = unsafe { (object(pd)?, in_ref(pd)?.context) };
-    // SAFETY: a domain's context is not closed before it.
-    let opened = unsafe { state(context) }?;
+    let domain = unsafe { object(pd) }?;
     // The limit is armed by `ibv_modify_srq` only.
     let srq = domain.pd().create_srq(&SrqInitAttr {
         srq_context: 0,
@@ -47,6 +46,26 @@ pub(crate) unsafe fn create(
         max_sge: attr.max_sge,
         srq_limit: 0,
     })?;
+    // SAFETY: the caller's promise.
+    unsafe { adopt(pd, srq_context, attr, srq, vec![domain.users.add()]) }
+}
+
+/// Makes the object by which C knows a queue, and says in `attr` what it has.
+///
+/// # Safety
+/// `pd` is C's.
+pub(super) unsafe fn adopt(
+    pd: *mut ibv_pd,
+    srq_context: *mut c_void,
+    attr: &mut ibv_srq_attr,
+    srq: Srq,
+    uses: Vec<Use>,
+) -> Result<*mut ibv_srq> {
+    // SAFETY: the caller's promise; a domain's context is not closed before it.
+    let (context, opened) = unsafe {
+        let context = in_ref(pd)?.context;
+        (context, state(context)?)
+    };
     let (id, has) = (srq.id(), srq.query());
     let pointer = ffi::create(|_| {
         let c = ibv_srq {
@@ -62,7 +81,7 @@ pub(crate) unsafe fn create(
             srq,
             users: Users::default(),
             fetched: Fetched::default(),
-            _pd: domain.users.add(),
+            _uses: uses,
         };
         Ok((c, state))
     })?;
@@ -92,6 +111,10 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     ffi::null(|| {
         // SAFETY: C's opened device and attributes.
         let (_, init) = unsafe { (state(context)?, out_mut(init)?) };
+        if init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == IBV_SRQT_XRC {
+            // SAFETY: C's objects.
+            return unsafe { xrc::create_srq(init) };
+        }
         let basic = init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == IBV_SRQT_BASIC;
         if !basic || init.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
             return Err(Fault::NOT_SUPPORTED);
