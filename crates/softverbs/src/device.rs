@@ -226,6 +226,11 @@ impl Device {
         self.inner.mtu
     }
 
+    /// Whether it has this address.
+    pub(crate) fn owns(&self, address: IpAddr) -> bool {
+        self.inner.owns(address.to_canonical())
+    }
+
     /// Whether this is the loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.inner.loopback

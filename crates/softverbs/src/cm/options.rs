@@ -41,7 +41,8 @@ pub enum CmOption {
     /// Local ACK timeout of the queue pair over RoCE: 4.096 µs × 2^code, 0 for ever, up to 31
     /// (default: what the path suggests, 17). The peer of `connect` gets it, too.
     AckTimeout(u8),
-    /// Path MTU that `connect` asks for (RoCE; default: the port's). `connect` fails with EINVAL
+    /// Path MTU that `connect` asks for (RoCE; default: the port's, or that of another interface of
+    /// this host which the way leads to, if it is smaller). `connect` fails with EINVAL
     /// if it exceeds the port's. Set on the active side.
     PathMtu(IbMtu),
     /// TCP_NODELAY (default: on).

@@ -1,6 +1,6 @@
 //! What the application asks for on an identifier over RoCE.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use softverbs_proto::cm::event::{QpEvent, RtrAttributes, RtsAttributes};
@@ -19,7 +19,7 @@ use super::events::Listener;
 use super::ports::{random_u32, wire_space};
 use crate::cm::event::{ConnParam, MAX_DEPTH};
 use crate::cm::id::{IdShared, Phase, State};
-use crate::device::{Device, Transport, limits};
+use crate::device::{Device, IbMtu, Transport, limits};
 use crate::error::{Error, Result};
 use crate::qp::registry;
 use crate::roce::ConnectionOfQp;
@@ -173,6 +173,23 @@ pub(in crate::cm) fn starting_psn(state: &mut State) -> Result<Psn> {
     Ok(psn)
 }
 
+/// The path MTU that is asked for unless the application chooses one: the port's, and not more
+/// than another interface of this host has, if the way leads there.
+fn usual_mtu(device: &Device, peer: IpAddr) -> IbMtu {
+    let own = device.active_mtu();
+    let is_local = |manager: &Manager| {
+        let now = manager.engine.coarse_now();
+        manager.port.is_local(peer, now)
+    };
+    if device.owns(peer) || !Manager::get().is_ok_and(is_local) {
+        return own;
+    }
+    let other = Device::for_address(peer, Some(device.interface_index()));
+    other.map_or(own, |other| {
+        own.min(other.with_transport(Transport::Roce).active_mtu())
+    })
+}
+
 fn connect_request(
     id: &IdShared,
     state: &State,
@@ -196,7 +213,7 @@ fn connect_request(
             ));
         }
         Some(mtu) => mtu,
-        None => device.active_mtu(),
+        None => usual_mtu(device, peer.ip()),
     };
     let mut route = Route::new(PathAddress::from_ips(local.ip(), peer.ip()));
     route.traffic_class = state.options.traffic_class();

@@ -38,7 +38,7 @@ fn fresh(found: Time, now: Time, believed: Duration) -> bool {
 
 impl Port {
     /// Whether an address is one of this host's.
-    pub(super) fn is_local(&self, address: IpAddr, now: Time) -> bool {
+    pub(crate) fn is_local(&self, address: IpAddr, now: Time) -> bool {
         if address.is_loopback() {
             return true;
         }
