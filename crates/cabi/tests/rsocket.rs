@@ -3,12 +3,13 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use common::with_softverbs;
+use common::{compile, finished, with_softverbs};
 
 /// Long enough for a busy machine, short enough for a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,18 +76,18 @@ fn wait(child: Child, what: &str) -> Output {
 }
 
 /// Runs a client until its server listens, and to its end, which has to be a good one.
-fn client(transport: &str, line: &[&str]) -> Output {
+fn client(transport: &str, line: &[&str]) {
     let what = format!("{line:?} over {transport}");
     let end = Instant::now() + PATIENCE;
     loop {
         let child = program(transport, line).spawn().expect("a program");
         let output = wait(child, &what);
+        if output.status.success() {
+            return;
+        }
         let text = String::from_utf8_lossy(&output.stderr);
         // The second is what the programs say when connecting without waiting has failed.
         let refused = text.contains("refused") || text.contains("rpoll: Operation now in progress");
-        if output.status.success() {
-            return output;
-        }
         assert!(refused && Instant::now() < end, "{what}: {output:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -201,5 +202,55 @@ fn nobody_listens() {
         assert!(!output.status.success());
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(text.contains("Connection refused"), "{text}");
+    }
+}
+
+#[test]
+fn every_function_by_itself() {
+    let test = compile("sockets").display().to_string();
+    for transport in TRANSPORTS {
+        let output = finished(&mut program(transport, &[&test]));
+        assert!(output.status.success(), "over {transport}: {output:?}");
+        assert_eq!(output.stdout, b"", "over {transport}");
+    }
+}
+
+/// rdma-core's library that makes sockets over RDMA of those of any program.
+fn preload() -> PathBuf {
+    let folders = std::fs::read_dir("/usr/lib").expect("/usr/lib");
+    folders
+        .filter_map(|folder| Some(folder.ok()?.path().join("rsocket/librspreload.so")))
+        .find(|library| library.exists())
+        .expect("no librspreload.so: run scripts/install-test-deps")
+}
+
+#[test]
+fn a_program_of_ordinary_sockets() {
+    let echo = compile("echo").display().to_string();
+    for transport in TRANSPORTS {
+        let port = port();
+        let preloaded = |line: &[&str]| {
+            let mut command = program(transport, line);
+            let ours = command
+                .get_envs()
+                .find_map(|(name, value)| (name == "LD_PRELOAD").then_some(value?.to_owned()));
+            let mut both = preload().into_os_string();
+            both.push(":");
+            both.push(ours.expect("our library"));
+            command.env("LD_PRELOAD", both);
+            command
+        };
+        let mut server = preloaded(&[&echo, "s", &port]).spawn().expect("a program");
+        let output = server.stdout.take().expect("piped");
+        let server = Server(Some(server));
+        // Where nobody listens, that library connects without RDMA.
+        let (said, hears) = std::sync::mpsc::channel();
+        std::thread::spawn(move || said.send(BufReader::new(output).lines().next()));
+        let line = hears.recv_timeout(PATIENCE).expect("the server starts");
+        assert_eq!(line.expect("a line").expect("text"), "listening");
+        let client = preloaded(&[&echo, "c", &port]).spawn().expect("a program");
+        let client = wait(client, "echo");
+        assert!(client.status.success(), "over {transport}: {client:?}");
+        server.finish("echo");
     }
 }

@@ -7,7 +7,7 @@ use libc::{sockaddr, socklen_t};
 use softverbs::rsocket::{Family, RSocket};
 
 use super::{address, table};
-use crate::ffi::{Fault, Result, minus_one};
+use crate::ffi::{Fault, Result, in_ref, minus_one};
 
 pub(crate) extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     minus_one(|| {
@@ -118,10 +118,19 @@ unsafe fn name(
     addr: *mut sockaddr,
     addrlen: *mut socklen_t,
 ) -> Result<c_int> {
-    if addr.is_null() || addrlen.is_null() {
+    // SAFETY: the caller's promise.
+    let room = *unsafe { in_ref(addrlen) }.map_err(|_| Fault::new(libc::EFAULT))?;
+    // Without room only the length is asked for: librspreload does.
+    if addr.is_null() && room > 0 {
         return Err(Fault::new(libc::EFAULT));
     }
-    // SAFETY: the caller's promise.
+    let mut nowhere = std::mem::MaybeUninit::<sockaddr>::uninit();
+    let addr = if addr.is_null() {
+        nowhere.as_mut_ptr()
+    } else {
+        addr
+    };
+    // SAFETY: the caller's promise; into `nowhere` go as many octets as there is room for: none.
     unsafe { address::write(found, addr, addrlen) }?;
     Ok(0)
 }

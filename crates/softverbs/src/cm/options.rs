@@ -8,6 +8,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use softverbs_proto::iwarp::stream::FpduSizing;
 
 use crate::device::{IbMtu, Transport};
+use crate::engine::sys;
 use crate::error::Result;
 
 /// Names the transport of identifiers that do not choose one.
@@ -173,9 +174,9 @@ impl Options {
     /// A socket for an address of this family; buffer sizes have to be set before it connects or
     /// listens, since TCP's window scale is fixed then.
     pub(super) fn socket(&self, address: &SocketAddr) -> io::Result<Socket> {
-        let socket = Socket::new(
+        let socket = sys::socket(
             Domain::for_address(*address),
-            Type::STREAM.nonblocking().cloexec(),
+            Type::STREAM.nonblocking(),
             Some(Protocol::TCP),
         )?;
         socket.set_reuse_address(self.reuse_addr)?;

@@ -4,7 +4,10 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
+use socket2::{Domain, Type};
+
 use crate::device::{Device, is_link_local};
+use crate::engine::sys;
 use crate::error::{Error, Result};
 
 /// How a destination is reached.
@@ -161,11 +164,18 @@ fn is_local(addr: SocketAddr) -> bool {
     !is_link_local(addr.ip()) && route(any(addr), discard).is_ok_and(|src| src.ip() == addr.ip())
 }
 
+/// The local address that packets to `dst` leave from, if nobody chooses another.
+pub(crate) fn source(dst: SocketAddr) -> Result<IpAddr> {
+    Ok(route(any(dst), dst)?.ip())
+}
+
 /// Asks the kernel for the way to `dst`, and returns the local address that it chooses if `src`
 /// leaves the choice.
 fn route(src: SocketAddr, dst: SocketAddr) -> Result<SocketAddr> {
     // A datagram socket asks the routing when it is connected, and sends nothing.
-    let socket = UdpSocket::bind(src).map_err(|error| bind_error(src, dst, &error))?;
+    let socket = sys::socket(Domain::for_address(src), Type::DGRAM, None)
+        .and_then(|socket| socket.bind(&src.into()).map(|()| UdpSocket::from(socket)))
+        .map_err(|error| bind_error(src, dst, &error))?;
     socket
         .connect(dst)
         .map_err(|error| connect_error(src, dst, &error))?;

@@ -2,8 +2,10 @@
 //! the rest of the engine needs none.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::mr_table::Pin;
 
@@ -117,6 +119,21 @@ impl std::fmt::Debug for IoList<'_> {
             .field("elements", &self.iov.len())
             .field("len", &self.len)
             .finish()
+    }
+}
+
+/// A socket of the kernel's, closed in other programs, whatever `socket` is in this process: a
+/// library that makes sockets over RDMA of a program's sockets (librspreload) would make them of
+/// those underneath, too.
+pub(crate) fn socket(domain: Domain, kind: Type, protocol: Option<Protocol>) -> io::Result<Socket> {
+    let kind = libc::c_int::from(kind) | libc::SOCK_CLOEXEC;
+    let protocol = protocol.map_or(0, libc::c_int::from);
+    // SAFETY: three numbers; nothing of ours is touched.
+    let fd = unsafe { libc::syscall(libc::SYS_socket, libc::c_int::from(domain), kind, protocol) };
+    match libc::c_int::try_from(fd) {
+        // SAFETY: the kernel has just made it, and nobody else has it.
+        Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

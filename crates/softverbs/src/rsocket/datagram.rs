@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use nix::poll::PollFlags;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, SockAddr, SockRef, Type};
 use softverbs_wire::rsocket::{DatagramHeader, DatagramOp, ProbeHeader};
 use softverbs_wire::{Reader, Writer};
 
@@ -24,6 +24,8 @@ use super::option::{Options, RSockOpt, RSockOptName};
 use super::stream::errno;
 use super::transfer::MsgFlags;
 use super::wait::{self, POLLING_TIME, Waiters, Waker};
+use crate::cm::resolve;
+use crate::engine::sys;
 use crate::error::{Error, Result};
 
 mod port;
@@ -72,7 +74,7 @@ impl DatagramSocket {
             Family::V4 => Domain::IPV4,
             Family::V6 => Domain::IPV6,
         };
-        let udp = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), None)
+        let udp = sys::socket(domain, Type::DGRAM.nonblocking(), None)
             .map_err(Error::from_call("socket"))?;
         let ready = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(Error::from_call("epoll_create1"))?;
@@ -173,15 +175,7 @@ impl DatagramSocket {
         let own = self.local_addr()?.ip();
         // An address of loopback reaches others there only: as good as none.
         let local = if own.is_unspecified() || own.is_loopback() {
-            let probe = UdpSocket::bind(self.family.unspecified());
-            let probe = probe.map_err(Error::from_call("bind"))?;
-            probe
-                .connect(address)
-                .map_err(Error::from_call("connect"))?;
-            probe
-                .local_addr()
-                .map_err(Error::from_call("getsockname"))?
-                .ip()
+            resolve::source(address)?
         } else {
             own
         };

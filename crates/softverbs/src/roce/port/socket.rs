@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
 use nix::sys::epoll::EpollFlags;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Type};
 use softverbs_proto::time::Time;
 
 use super::border::PacketSink;
 use super::sys::{self, Inbox};
 use super::{Port, RELAY};
 use crate::engine::sources::{Source, Token};
-use crate::engine::{Engine, Set};
+use crate::engine::{Engine, Set, sys as engine_sys};
 
 /// Receive calls' worth of room: each may bring 64 KiB.
 pub(super) const INBOX: usize = 16;
@@ -52,7 +52,7 @@ impl Sock {
     /// Binds a port of all addresses of a family; 0 is any.
     pub(super) fn bind(v6: bool, port: u16) -> io::Result<Self> {
         let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
-        let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        let socket = engine_sys::socket(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         let fd = socket.as_fd();
         let address: SocketAddr = if v6 {
             socket.set_only_v6(true)?;
