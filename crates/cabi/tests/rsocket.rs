@@ -3,7 +3,9 @@
 
 mod common;
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -156,7 +158,10 @@ fn riostream_of_all_sizes() {
 /// Its server never ends by itself.
 #[test]
 fn rcopy_copies_a_file() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("rcopy");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    // The programs may run as another user than the test.
+    std::fs::set_permissions(&folder, Permissions::from_mode(0o777)).expect("a folder of ours");
     let source = folder.join(format!("rcopy-{}", std::process::id()));
     let content: Vec<u8> = (0..3_000_000_u32)
         .map(|n| (n.wrapping_mul(n) >> 9).to_le_bytes()[0])
