@@ -26,6 +26,7 @@ pub use self::attr::QpAttr;
 pub(crate) use self::close::Linger;
 pub(crate) use self::drive::Connection;
 pub(crate) use self::memory::QpMemory;
+pub(crate) use self::registry::WeakQp;
 use crate::async_event::{AsyncElement, AsyncEventKind};
 use crate::context::Pd;
 use crate::cq::{Cq, CqInner};
@@ -224,31 +225,12 @@ impl Core {
     }
 }
 
-/// Leads to a queue pair as long as the application has a handle of it.
-pub(crate) struct WeakQp(Weak<Handle>);
-
-impl WeakQp {
-    pub(crate) fn upgrade(&self) -> Option<Qp> {
-        Some(Qp {
-            handle: self.0.upgrade()?,
-        })
-    }
-
-    pub(crate) fn is_alive(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-}
-
 impl Qp {
     pub(crate) fn new(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self> {
         if attr.qp_type == QpType::XrcRecv {
             return Err(Error::invalid("qp_type", "made by Xrcd::create_qp"));
         }
         Self::in_domain(pd, attr, None)
-    }
-
-    pub(crate) fn downgrade(&self) -> WeakQp {
-        WeakQp(Arc::downgrade(&self.handle))
     }
 
     pub(crate) fn in_domain(pd: &Pd, attr: &QpInitAttr<'_>, xrcd: Option<&Xrcd>) -> Result<Self> {
@@ -517,6 +499,10 @@ impl QpInner {
         const TOGETHER: usize = 64;
         if core.waits_for_room() {
             // TCP has just refused more; whoever hears that it takes more again sends this, too.
+            return;
+        }
+        if !self.qp_type.is_reliable() && self.deferred.load(Ordering::Relaxed) {
+            // It has had its turn, and goes on with the next poll.
             return;
         }
         if core.is_sending() {

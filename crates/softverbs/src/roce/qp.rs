@@ -35,6 +35,9 @@ use crate::wr::{SendWr, Wc};
 const BATCH_PACKETS: usize = 128;
 /// Batches before another queue pair gets its turn.
 const BUDGET: usize = 32;
+/// The same for unreliable services, which nothing else slows down: what is sent faster than the
+/// peer takes it is lost there. Between two turns this process receives, and others may.
+const UNRELIABLE_BUDGET: usize = 2;
 /// Payloads of up to this many octets are copied into the packet: one piece to send is cheaper
 /// than three.
 const COPY_LIMIT: u32 = 512;
@@ -80,6 +83,9 @@ pub(crate) struct Roce {
     pending_from: usize,
     /// The port tells when there is room.
     waiting: bool,
+    /// Packets of an unreliable service were dropped from `pending`: their requests, which have
+    /// completed as far as the queue pair knows, are flushed.
+    cut: bool,
 }
 
 impl Roce {
@@ -106,6 +112,7 @@ impl Roce {
             pending: PacketBatch::new(),
             pending_from: 0,
             waiting: false,
+            cut: false,
         })
     }
 
@@ -137,6 +144,7 @@ impl Roce {
         self.early = None;
         self.pending.clear();
         self.pending_from = 0;
+        self.cut = false;
     }
 
     pub(crate) fn post_send(
@@ -162,7 +170,8 @@ impl Roce {
             return Err(Error::invalid("ah", "belongs to another protection domain"));
         }
         let address = to.ah.id() << 24 | u64::from(to.remote_qpn.get());
-        if self.paths.len() >= MAX_WAYS && self.queue_pair.outstanding() == 0 {
+        let idle = self.queue_pair.outstanding() == 0 && self.pending.is_empty();
+        if self.paths.len() >= MAX_WAYS && idle {
             self.paths.clear();
         }
         self.paths
@@ -309,8 +318,9 @@ impl QpInner {
     pub(crate) fn send_packets(&self, roce: &mut Roce) {
         if !roce.pending.is_empty() {
             if roce.queue_pair.state() == QpState::Err {
-                // They belong to requests that are flushed.
+                // They belong to requests that are flushed, or are as good as that.
                 roce.pending.clear();
+                roce.cut = !roce.queue_pair.config().qp_type.is_reliable();
             } else {
                 let batch = std::mem::take(&mut roce.pending);
                 let from = roce.pending_from;
@@ -320,10 +330,12 @@ impl QpInner {
             }
         }
         let mut memory = QpMemory::new(self);
+        let reliable = self.qp_type.is_reliable();
+        let budget = if reliable { BUDGET } else { UNRELIABLE_BUDGET };
         let mut rounds = 0;
         while roce.queue_pair.wants_transmit() {
             rounds += 1;
-            if rounds > BUDGET {
+            if rounds > budget {
                 self.again();
                 break;
             }
@@ -342,7 +354,7 @@ impl QpInner {
         roce.set_timer(self.engine);
     }
 
-    /// Sends packets from `from` on, and keeps what there is no room for if it may be kept.
+    /// Sends packets from `from` on, and keeps what there is no room for.
     /// `false` if there was no room.
     fn send_batch(&self, roce: &mut Roce, mut batch: PacketBatch, from: usize) -> bool {
         match self.send_frames_of(roce, &batch, from) {
@@ -354,12 +366,8 @@ impl QpInner {
                 true
             }
             Gone::From(next) => {
-                // Requests of unreliable services complete when their packets were yielded, so
-                // that their memory is not theirs any more: the wire may lose their packets.
-                if roce.queue_pair.config().qp_type.is_reliable() {
-                    roce.pending = batch;
-                    roce.pending_from = next;
-                }
+                roce.pending = batch;
+                roce.pending_from = next;
                 if !std::mem::replace(&mut roce.waiting, true) {
                     let sink: Weak<dyn PacketSink> = self.weak();
                     roce.port.wait_for_room(sink);
@@ -495,8 +503,17 @@ impl QpInner {
             self.recv_cq.push(&ready, solicited);
             ready.clear();
         }
-        while let Some(completion) = queue_pair.poll_send_completion() {
-            ready.push(Wc::new(&completion, self.qp_num));
+        // A request of an unreliable service completes when its packets were yielded; its memory is
+        // the application's again when they have gone.
+        let cut = std::mem::take(&mut roce.cut);
+        if roce.pending.is_empty() || queue_pair.config().qp_type.is_reliable() {
+            while let Some(completion) = queue_pair.poll_send_completion() {
+                let mut wc = Wc::new(&completion, self.qp_num);
+                if cut && wc.is_success() {
+                    (wc.status, wc.byte_len) = (WcStatus::WrFlushErr, 0);
+                }
+                ready.push(wc);
+            }
         }
         if !ready.is_empty() {
             self.send_cq.push(&ready, false);
