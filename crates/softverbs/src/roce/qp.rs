@@ -578,3 +578,6 @@ fn grh_area(meta: &PacketMeta, from: &ReceivedFrom) -> [u8; GrhArea::LEN] {
     };
     area.to_bytes()
 }
+
+#[cfg(test)]
+mod tests;
