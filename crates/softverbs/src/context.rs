@@ -52,8 +52,8 @@ impl Context {
         })
     }
 
-    /// The context that the connection manager shares between all ids on one device.
-    pub(crate) fn shared(device: &Device) -> Result<Self> {
+    /// The context that all identifiers of the connection manager share on one device.
+    pub fn shared(device: &Device) -> Result<Self> {
         static OPEN: Mutex<Vec<Weak<ContextInner>>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|context| context.strong_count() > 0);

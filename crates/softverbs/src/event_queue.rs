@@ -60,9 +60,17 @@ impl<T> EventQueue<T> {
     }
 
     /// Takes the oldest entry, if there is one.
+    #[cfg(test)]
     pub(crate) fn try_pop(&self) -> Option<T> {
+        self.try_pop_noting(&mut |_| ())
+    }
+
+    /// Takes the oldest entry, if there is one; `note` sees it before anybody can find that it is
+    /// not queued any more.
+    fn try_pop_noting(&self, note: &mut dyn FnMut(&T)) -> Option<T> {
         let mut entries = self.lock();
         let entry = entries.pop_front()?;
+        note(&entry);
         if entries.is_empty() {
             self.silence();
         }
@@ -72,11 +80,20 @@ impl<T> EventQueue<T> {
     /// Takes the oldest entry. Waits for one up to `timeout`, without one for ever; signals do
     /// not end the wait.
     pub(crate) fn pop(&self, timeout: Option<Duration>) -> Result<Option<T>> {
+        self.pop_noting(timeout, |_| ())
+    }
+
+    /// The same; `note` sees the entry before anybody can find that it is not queued any more.
+    pub(crate) fn pop_noting(
+        &self,
+        timeout: Option<Duration>,
+        mut note: impl FnMut(&T),
+    ) -> Result<Option<T>> {
         // A deadline that the clock cannot express is as good as none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let forever = deadline.is_none();
         loop {
-            if let Some(entry) = self.try_pop() {
+            if let Some(entry) = self.try_pop_noting(&mut note) {
                 return Ok(Some(entry));
             }
             let rest = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -160,9 +177,10 @@ fn poll_timeout(timeout: Option<Duration>) -> PollTimeout {
 /// Events of one object that its owner must not outlive: those that are queued and those that
 /// the application has fetched and not yet acknowledged.
 ///
-/// An event counts from the moment it is queued, so there is no instant at which it is neither in
-/// the queue nor counted. Whoever destroys the object takes its events out of the queue
-/// ([`EventQueue::remove_if`]), acknowledges those, and waits for the rest.
+/// An event counts from the moment it is queued, or from the one in which it is taken out
+/// ([`EventQueue::pop_noting`]), so there is no instant at which it is neither in the queue nor
+/// counted. Whoever destroys the object takes its events out of the queue
+/// ([`EventQueue::remove_if`]), acknowledges those that count, and waits for the rest.
 #[derive(Debug, Default)]
 pub(crate) struct EventCounter {
     outstanding: Mutex<u64>,

@@ -125,7 +125,8 @@ impl ConnParam {
     }
 }
 
-/// An event. Dropping it acknowledges it; whoever destroys its identifier waits for that.
+/// An event. Dropping it acknowledges it; whoever destroys its identifier (of a connect request:
+/// the listener) waits for that.
 pub struct CmEvent {
     id: CmId,
     listen_id: Option<CmId>,
@@ -254,7 +255,10 @@ impl EventChannel {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let Some(queued) = self.queue.pop(left)? else {
+            // Counted before it can be missed: whoever destroys the identifier either takes the
+            // event back or waits for it.
+            let count = |queued: &Queued| queued.counted().unacked.raise();
+            let Some(queued) = self.queue.pop_noting(left, count)? else {
                 return Ok(None);
             };
             // An identifier that was destroyed meanwhile has no events any more.
@@ -282,13 +286,24 @@ impl fmt::Debug for EventChannel {
 }
 
 impl Queued {
+    /// Whose unacknowledged events it counts among: a connect request is one of the listener's, so
+    /// that the new identifier can be destroyed before it is acknowledged.
+    fn counted(&self) -> &Arc<IdShared> {
+        self.listen_id.as_ref().unwrap_or(&self.id)
+    }
+
+    /// After `counted` has counted it.
     fn fetch(self) -> Option<CmEvent> {
+        let counted = self.counted().clone();
         let id = match self.request {
-            Some(id) => id,
-            None => self.id.handle()?,
+            Some(id) => Some(id),
+            None => self.id.handle(),
+        };
+        let Some(id) = id else {
+            counted.unacked.ack(1);
+            return None;
         };
         let listen_id = self.listen_id.as_ref().and_then(|id| id.handle());
-        self.id.unacked.raise();
         Some(CmEvent {
             id,
             listen_id,
@@ -296,7 +311,7 @@ impl Queued {
             status: self.status,
             param: self.param,
             consumer_reject: self.consumer_reject,
-            counted: self.id,
+            counted,
         })
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use softverbs_proto::memory::Access;
-use softverbs_proto::qp_state::{QpAttrMask, QpState};
+use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 use softverbs_wire::num::{Qkey, TimeoutCode};
 
 use super::event::{ConnParam, EventChannel, EventKind};
@@ -54,6 +54,31 @@ impl CmId {
         }
         state.qp = Some(qp.clone());
         Ok(qp)
+    }
+
+    /// Makes a queue pair that is in RESET or INIT the one of this identifier: what
+    /// [`create_qp`](Self::create_qp) does with a new one.
+    pub fn attach_qp(&self, qp: &Qp) -> Result<()> {
+        self.check_new_qp(qp.inner().pd.context(), qp.qp_type())?;
+        if qp.state() == QpState::Reset {
+            qp.inner().to_init()?;
+        }
+        if qp.qp_type() == QpType::Ud && qp.state() == QpState::Init {
+            qp.inner().datagrams_to_rts(ib::random_u32()?)?;
+        }
+        self.own(qp.clone())?;
+        Ok(())
+    }
+
+    pub(super) fn check_new_qp(&self, context: &Context, qp_type: QpType) -> Result<()> {
+        self.check_device(context)?;
+        if (self.shared().ps == PortSpace::Udp) != (qp_type == QpType::Ud) {
+            return Err(Error::invalid(
+                "qp_type",
+                "UD goes with RDMA_PS_UDP, and with nothing else",
+            ));
+        }
+        Ok(())
     }
 
     /// Whether it may get a queue pair of this device.
@@ -175,9 +200,9 @@ impl CmId {
     }
 
     fn migrate(&self, channel: &EventChannel, sync: bool) -> Result<()> {
-        self.shared().unacked.wait_acked();
         self.shared().migrate(channel);
         self.shared().sync.store(sync, Ordering::Relaxed);
+        self.shared().unacked.wait_acked();
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! here calls a queue pair (or drops a handle of one) while it holds `state`.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use softverbs_proto::cm::event::{RtrAttributes, RtsAttributes};
@@ -130,7 +130,7 @@ impl State {
 pub(crate) struct IdShared {
     pub(super) me: Weak<Self>,
     pub(super) ps: PortSpace,
-    pub(super) context: u64,
+    context: AtomicU64,
     /// Calls wait for their events themselves.
     pub(super) sync: AtomicBool,
     pub(super) state: Mutex<State>,
@@ -159,7 +159,7 @@ impl IdShared {
         let shared = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             ps,
-            context,
+            context: AtomicU64::new(context),
             sync: AtomicBool::new(sync),
             state: Mutex::new(State {
                 phase: Phase::Idle,
@@ -184,6 +184,15 @@ impl IdShared {
         let handle = Arc::new(Handle(shared.clone()));
         *shared.handle.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&handle);
         CmId { handle }
+    }
+
+    /// The application's value.
+    pub(super) fn context(&self) -> u64 {
+        self.context.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_context(&self, context: u64) {
+        self.context.store(context, Ordering::Release);
     }
 
     pub(super) fn is_sync(&self) -> bool {

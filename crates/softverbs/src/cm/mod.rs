@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use socket2::SockAddr;
 use softverbs_proto::iwarp::stream::CloseCause;
-use softverbs_proto::qp_state::QpType;
+use softverbs_wire::ib::cm::RejReason;
 
 pub use self::event::{CmEvent, ConnParam, EventChannel, EventKind, MAX_DEPTH, UdParam};
 pub(crate) use self::id::IdShared;
@@ -97,7 +97,12 @@ impl CmId {
 
     /// The application's value.
     pub fn context(&self) -> u64 {
-        self.shared().context
+        self.shared().context()
+    }
+
+    /// Sets the application's value; that of a connect request is its listener's before.
+    pub fn set_context(&self, context: u64) {
+        self.shared().set_context(context);
     }
 
     /// The port space.
@@ -178,7 +183,8 @@ impl CmId {
     }
 
     /// Finds the device and the local address that lead to `dst`. Ends with
-    /// [`EventKind::AddrResolved`]. `src` binds to a local address first (port 0: any).
+    /// [`EventKind::AddrResolved`]. `src` binds to a local address first (port 0: any); of an
+    /// identifier that is bound it is ignored.
     ///
     /// Fails at once with ENETUNREACH, EADDRNOTAVAIL or ENODEV, as the kernel's does. The timeout
     /// is for transports that have to ask the network; here it is the kernel that knows.
@@ -194,13 +200,9 @@ impl CmId {
             if !matches!(state.phase, Phase::Idle | Phase::Bound) {
                 return Err(wrong_phase(&state, "resolve an address"));
             }
+            // One that is bound stays so, whatever source is named, as with Linux.
+            let src = src.filter(|_| matches!(state.phase, Phase::Idle));
             if let Some(src) = src {
-                if matches!(state.phase, Phase::Bound) {
-                    return Err(Error::invalid(
-                        "src_addr",
-                        "the identifier is bound already",
-                    ));
-                }
                 // Not a port of its own: any number of connections may share a source address.
                 resolve::check_bind(src)?;
             }
@@ -306,20 +308,10 @@ impl CmId {
     /// before `connect` or `accept`. Datagram queue pairs are in RTS at once. EINVAL if there is one, or if the protection domain belongs
     /// to another device than [`CmId::verbs`].
     pub fn create_qp(&self, pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Qp> {
-        self.check_device(pd.context())?;
-        let datagrams = self.shared().ps == PortSpace::Udp;
-        if datagrams != (attr.qp_type == QpType::Ud) {
-            return Err(Error::invalid(
-                "qp_type",
-                "UD goes with RDMA_PS_UDP, and with nothing else",
-            ));
-        }
+        self.check_new_qp(pd.context(), attr.qp_type)?;
         let qp = pd.create_qp(attr)?;
-        qp.inner().to_init()?;
-        if datagrams {
-            qp.inner().datagrams_to_rts(ib::random_u32()?)?;
-        }
-        self.own(qp)
+        self.attach_qp(&qp)?;
+        Ok(qp)
     }
 
     /// Lets go of the queue pair, which is destroyed with its last handle.
@@ -395,6 +387,16 @@ impl CmId {
     /// Rejects a connect request; the peer gets [`EventKind::Rejected`] with the private data
     /// (up to 251 octets, RoCE 148, else EINVAL).
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        self.reject_because(RejReason::CONSUMER, private_data)
+    }
+
+    /// The same for want of what the peer's device offers (`rdma_reject_ece`): over RoCE the status
+    /// of the event is 35 then.
+    pub fn reject_ece(&self, private_data: &[u8]) -> Result<()> {
+        self.reject_because(RejReason::VENDOR_OPTION_NOT_SUPPORTED, private_data)
+    }
+
+    fn reject_because(&self, reason: RejReason, private_data: &[u8]) -> Result<()> {
         let request = {
             let state = self.shared().lock();
             match (&state.phase, state.connection) {
@@ -413,7 +415,7 @@ impl CmId {
             Err(connection) if self.shared().ps == PortSpace::Udp => {
                 ib::decline(connection, private_data)?;
             }
-            Err(connection) => ib::reject(connection, private_data)?,
+            Err(connection) => ib::reject(connection, reason, private_data)?,
         }
         let mut state = self.shared().lock();
         state.connection = None;

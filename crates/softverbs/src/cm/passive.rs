@@ -213,7 +213,7 @@ impl Listener {
         let id = IdShared::create(
             &listening.channel(),
             listening.ps,
-            listening.context,
+            listening.context(),
             listening.is_sync(),
             self.options,
         );

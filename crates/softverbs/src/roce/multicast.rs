@@ -6,7 +6,7 @@ use softverbs_proto::qp_state::QpType;
 use softverbs_wire::num::{Gid, Qkey, Qpn};
 
 use super::address::AhAttr;
-use crate::cm::{CmId, UdParam};
+use crate::cm::{CmId, PortSpace, UdParam};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::qp::{Qp, QpInner};
@@ -69,11 +69,25 @@ impl CmId {
     /// [`MulticastJoin`](crate::cm::EventKind::MulticastJoin), which says where to send to the
     /// group. EINVAL without a queue pair of type UD.
     pub fn join_multicast(&self, group: SocketAddr) -> Result<()> {
-        let (Some(qp), Some(verbs)) = (self.qp(), self.verbs()) else {
+        let Some(qp) = self.qp() else {
             return Err(Error::invalid("id", "has no queue pair"));
         };
+        qp.inner().attach_mcast(group.ip().to_canonical())?;
+        self.join_to_send(group)
+    }
+
+    /// The same to send only: nothing of the group comes to the queue pair, and there need be none.
+    pub fn join_to_send(&self, group: SocketAddr) -> Result<()> {
+        let Some(verbs) = self.verbs() else {
+            return Err(Error::invalid("id", "has no device yet: resolve or bind"));
+        };
+        if self.port_space() != PortSpace::Udp {
+            return Err(Error::invalid("id", "groups are for datagrams"));
+        }
         let group = group.ip().to_canonical();
-        qp.inner().attach_mcast(group)?;
+        if !group.is_multicast() {
+            return Err(Error::invalid("addr", "is no multicast group"));
+        }
         let ud = UdParam {
             ah_attr: AhAttr::new(group.into(), own_index(verbs.device(), self, group)),
             qp_num: Qpn::MULTICAST,

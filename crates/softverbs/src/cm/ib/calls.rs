@@ -10,7 +10,7 @@ use softverbs_proto::cm::params::{
 };
 use softverbs_proto::cm::state::State as CmState;
 use softverbs_proto::qp_state::QpType;
-use softverbs_wire::ib::cm::{Rej, Rep};
+use softverbs_wire::ib::cm::{Rej, RejReason, Rep};
 use softverbs_wire::ib::rdma_cm::{CmaHeader, ServicePort};
 use softverbs_wire::num::{PathMtu, Psn, Qpn, RetryCount, TimeoutCode};
 
@@ -314,9 +314,16 @@ pub(in crate::cm) fn accept(id: &Arc<IdShared>, param: &ConnParam) -> Result<()>
     Ok(())
 }
 
-pub(in crate::cm) fn reject(connection: ConnectionId, private_data: &[u8]) -> Result<()> {
+pub(in crate::cm) fn reject(
+    connection: ConnectionId,
+    reason: RejReason,
+    private_data: &[u8],
+) -> Result<()> {
     check_private_data(private_data, Rej::PRIVATE_DATA_LEN)?;
-    let reject = RejectParams::consumer(private_data.to_vec());
+    let reject = RejectParams {
+        reason,
+        ..RejectParams::consumer(private_data.to_vec())
+    };
     Manager::get()?.command(|inner, now| {
         // The peer may have taken its request back meanwhile.
         if inner.endpoint.state(connection) != CmState::Idle {

@@ -48,7 +48,7 @@ impl Listener {
         IdShared::create(
             &listening.channel(),
             listening.ps,
-            listening.context,
+            listening.context(),
             listening.is_sync(),
             self.options,
         )
