@@ -18,6 +18,10 @@ use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object, out_mut};
 /// request post the next one when the answer has come, before its acknowledge has.
 const LEAST_SENDS: u32 = 16;
 
+/// Inline data that every queue pair takes: some programs ask for none and yet send a few octets so, as
+/// the kernel's drivers let them.
+const LEAST_INLINE: u32 = 64;
+
 /// What we keep of a queue pair.
 pub(crate) struct QpState {
     qp: Qp,
@@ -149,7 +153,7 @@ pub(crate) unsafe fn create(
                 max_recv_wr: init.cap.max_recv_wr,
                 max_send_sge: init.cap.max_send_sge,
                 max_recv_sge: init.cap.max_recv_sge,
-                max_inline_data: init.cap.max_inline_data,
+                max_inline_data: init.cap.max_inline_data.max(LEAST_INLINE),
             },
             qp_type,
             sq_sig_all: init.sq_sig_all != 0,

@@ -104,7 +104,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
 }
 
 /// `ibv_create_srq_ex`, through the context; the plain kind goes to `ibv_create_srq`.
-pub(super) unsafe extern "C" fn create_srq_ex(
+pub(crate) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {

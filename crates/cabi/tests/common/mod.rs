@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
+pub(crate) mod cm;
 pub(crate) mod pair;
 
 use std::path::{Path, PathBuf};
