@@ -182,7 +182,7 @@ static void connect_qp(int rnr_retry)
         mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
     CHECK(ibv_modify_qp(qp, &rtr, mask) == 0, "to RTR");
     struct ibv_qp_attr rts = {
-        .qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = 14, .retry_cnt = 6, .rnr_retry = rnr_retry, .max_rd_atomic = 8,
+        .qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = 16, .retry_cnt = 7, .rnr_retry = rnr_retry, .max_rd_atomic = 8,
     };
     mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if (type == IBV_QPT_RC)
@@ -359,7 +359,8 @@ static void run_pipe(size_t size)
         complete_well(send_cq, "pipe");
     if (type == IBV_QPT_RC)
         for (size_t i = 0; i < chunk * CHUNKS; i++)
-            CHECK(((uint8_t *)source->addr)[size + i] == octet(seed, i), "pipe: read back octet %zu", i);
+            CHECK(((uint8_t *)source->addr)[size + i] == octet(seed, i), "pipe: read back octet %zu of %zu: %02x, not %02x",
+                  i, size, ((uint8_t *)source->addr)[size + i], octet(seed, i));
 }
 
 static void run_initiator(enum op op, size_t size)

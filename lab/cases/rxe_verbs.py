@@ -24,7 +24,7 @@ def compiled(share):
     return "/share/verbs-peer"
 
 
-def peers(case, connector, kind, client_options, server_options):
+def peers(case, connector, kind, client_options, server_options, environment=()):
     """The two programs, the client and the server, running."""
     programs = []
     client_side, server_side = case.sides(connector)
@@ -32,7 +32,7 @@ def peers(case, connector, kind, client_options, server_options):
         command = side.example("verbs_peer") if side.softverbs else compiled(side.lab.run_folder / "share")
         name = "client" if side is client_side else "server"
         common = ["-b", side.address(kind), "-p", 18600 + case.port % 1000]
-        programs.append(case.run(side.program(name, [command, *common, *options])))
+        programs.append(case.run(side.program(name, [command, *common, *options], environment)))
     return {"client": programs[1], "server": programs[0]}
 
 

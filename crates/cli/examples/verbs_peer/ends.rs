@@ -9,7 +9,7 @@ use softverbs::{
     QpInitAttr, QpState, QpType, Qpn, RecvWr, Rkey, SendData, SendOp, SendWr, Transport, UdAddress,
 };
 
-use crate::{Args, BLANK, GRH, LARGEST, Outcome, QKEY, Service, expect, octet, to_gid};
+use crate::{Args, BLANK, GRH, LARGEST, Outcome, QKEY, Service, expect, gid_index, octet};
 
 /// The exchange over TCP: each end says a line of 128 octets and reads the other's.
 pub(crate) struct Exchange(TcpStream);
@@ -98,10 +98,7 @@ impl<'a> Test<'a> {
     pub(crate) fn open(args: &'a Args) -> Outcome<Self> {
         let device = Device::for_address(args.bind, None)?.with_transport(Transport::Roce);
         let context = device.open()?;
-        let wanted = to_gid(args.bind);
-        let gid_index = (0..=u8::MAX)
-            .find(|&index| context.query_gid(1, index.into()) == Ok(wanted))
-            .ok_or("the device does not have that address")?;
+        let gid_index = gid_index(&context, args.bind)?;
         let pd = context.alloc_pd()?;
         let all = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
@@ -180,8 +177,8 @@ impl<'a> Test<'a> {
         let rts = QpAttr {
             qp_state: QpState::Rts,
             sq_psn: psn,
-            timeout: 14,
-            retry_cnt: 6,
+            timeout: 16,
+            retry_cnt: 7,
             rnr_retry,
             max_rd_atomic: 8,
             ..QpAttr::default()

@@ -12,17 +12,18 @@
 mod ends;
 mod faults;
 mod operations;
+#[path = "../support/mod.rs"]
+mod support;
 
-use std::io::{Write, stderr, stdout};
+use std::io::{Write, stdout};
 use std::net::IpAddr;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use softverbs::{Cq, Gid, Wc};
 
 use ends::Test;
 use faults::Fault;
+use support::{GRH, Outcome, PATIENCE, complete, complete_well, exit, expect, gid_index, to_gid};
 
 /// Exchange every kind of operation with lab/verbs-peer.c or with another one of this program.
 #[derive(Debug, Parser)]
@@ -76,25 +77,14 @@ enum Service {
     Ud,
 }
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
-
 const LARGEST: usize = 8 << 20;
-const GRH: usize = 40;
 const CHUNKS: usize = 16;
 const QKEY: u32 = 0x1111_1111;
-const PATIENCE: Duration = Duration::from_secs(60);
 /// What memory holds where nobody should write.
 const BLANK: u8 = 0xee;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // If stderr is gone, the exit status still tells.
-            let _ = writeln!(stderr().lock(), "verbs_peer: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("verbs_peer", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Outcome<()> {
@@ -114,39 +104,7 @@ fn run(args: &Args) -> Outcome<()> {
     Ok(())
 }
 
-fn to_gid(address: IpAddr) -> Gid {
-    Gid::new(match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    })
-}
-
 /// Octet `i` of the data of step `seed`.
 fn octet(seed: u32, i: usize) -> u8 {
     (seed as usize * 131 + i * 7 + (i >> 8) * 13).to_le_bytes()[0]
-}
-
-fn expect(condition: bool, otherwise: impl FnOnce() -> String) -> Outcome<()> {
-    if condition {
-        Ok(())
-    } else {
-        Err(otherwise().into())
-    }
-}
-
-fn complete(cq: &Cq) -> Outcome<Wc> {
-    let end = Instant::now() + PATIENCE;
-    let mut wc = [Wc::default()];
-    while cq.poll(&mut wc)? == 0 {
-        if Instant::now() > end {
-            return Err("no completion in time".into());
-        }
-    }
-    Ok(wc[0])
-}
-
-fn complete_well(cq: &Cq, what: &str) -> Outcome<Wc> {
-    let wc = complete(cq)?;
-    expect(wc.is_success(), || format!("{what}: {:?}", wc.status))?;
-    Ok(wc)
 }
