@@ -6,7 +6,8 @@
 //!
 //! A READ may be asked for in pieces, as the congestion window allows: to the responder each is
 //! a READ of its own. Where one piece was cut from another stays cut until it is acknowledged,
-//! since a responder repeats no more than what it knows as one READ (see `read_atomic`).
+//! since a responder repeats no more than what it knows as one READ (see `read_atomic`). A piece
+//! that has to go out again is not cut any more, but by a probe.
 
 use std::collections::VecDeque;
 
@@ -98,7 +99,10 @@ impl Requester {
         match self.pieces.get_mut(at) {
             Some(piece) if piece.first == first => {
                 let known = *piece;
-                if end.is_before(known.end) {
+                // What goes out again is asked for whole: rxe answers no repetition that begins
+                // before an earlier one of the same READ, so after a repetition in pieces the
+                // first of them could never be repeated. A probe is alone; there it does not matter.
+                if self.recovery.is_probing() && end.is_before(known.end) {
                     piece.end = end;
                     let rest = Piece {
                         first: end,
