@@ -70,14 +70,6 @@ for connector in ("client", "server"):
     case(f"rxe/losses/ping-{connector}/ipv4", connector)(pings_with_losses)
 
 
-def disorder(case):
-    """Our own fault injector: packets overtake others, come twice, come late, are damaged."""
-    plan = "in:data:/40=reorder:3,out:data:/30=reorder:2,out:data:/23=dup,in:data:/37=dup,out:data:/201=corrupt,in:data:/99=drop"
-    options = ["-t", "rc", "-s", "1,1025,100000"]
-    finish(peers(case, "client", "4", options, options, {"SOFTVERBS_FAULT": plan}))
-
-
-case("rxe/disorder/operations/ipv4")(disorder)
 
 
 def ping_with_fault(case, connector, plan, options=()):
