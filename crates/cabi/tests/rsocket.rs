@@ -142,6 +142,13 @@ fn rstream_with_small_buffers_without_inline_data_and_with_keepalives() {
     both_ends("rstream", &[], &["127.0.0.1"], &options);
 }
 
+/// The RDMA CM finds the addresses.
+#[test]
+fn rstream_that_resolves() {
+    let options = few(&["-T", "r", "-T", "v"]);
+    both_ends("rstream", &["-b", "127.0.0.1"], &["127.0.0.1"], &options);
+}
+
 #[test]
 fn rstream_over_ipv6() {
     let options = few(&["-f", "ipv6", "-T", "v"]);
