@@ -91,6 +91,16 @@ fn duplicates_are_acknowledged_with_the_last_number_and_not_carried_out() {
 }
 
 #[test]
+fn no_acknowledge_names_a_read() {
+    let mut end = responder();
+    end.inject(micros(0), write_only(0, WRITABLE, 0, 1), b"a");
+    end.inject(micros(0), read(1, READABLE, 0, 600), &[]);
+    end.answers(micros(0));
+    end.inject(micros(0), write_only(0, WRITABLE, 0, 1), b"z");
+    assert_eq!(answers(&mut end), [(A_PSN, ack(), 2)]);
+}
+
+#[test]
 fn without_ack_req_there_is_no_acknowledge() {
     let mut end = responder();
     let mut quiet = write_only(0, WRITABLE, 0, 1);

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use softverbs_wire::ib::{
     Aeth, AtomicAckEth, Extra, Headers, Opcode, Operation, Packet, Position, Syndrome,
 };
-use softverbs_wire::num::{Msn24, Psn, Qpn, Rkey};
+use softverbs_wire::num::{Msn24, PathMtu, Psn, Qpn, Rkey};
 
 use super::batch::{Destination, PacketBatch};
 use super::inbound::MAX_MESSAGE;
@@ -134,6 +134,14 @@ impl Answers {
                 )
             })
             .count()
+    }
+
+    /// Whether `psn` is the last number of the newest READ or atomic.
+    pub(super) fn answered_otherwise(&self, psn: Psn, mtu: PathMtu) -> bool {
+        self.saved.back().is_some_and(|saved| match *saved {
+            Saved::Atomic { psn: of, .. } => of == psn,
+            Saved::Read(reading) => reading.first.advance(mtu.packets(reading.len)) == psn.next(),
+        })
     }
 
     fn save(&mut self, depth: usize, saved: Saved) {

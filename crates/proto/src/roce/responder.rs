@@ -130,6 +130,19 @@ impl QueuePair {
         responder.answers.acknowledge(last, responder.msn);
     }
 
+    /// Of a repeated Send or Write. Not with the number of a READ or atomic: should the answer of
+    /// that be lost or overtaken, rxe takes the acknowledge for it, and the READ for complete.
+    fn acknowledge_again(&mut self, psn: Psn) {
+        let responder = &mut self.responder;
+        let last = responder.expected.advance(u32::MAX);
+        let path_mtu = self.attributes.path_mtu;
+        if responder.answers.answered_otherwise(last, path_mtu) {
+            responder.answers.acknowledge(psn, responder.msn);
+        } else {
+            self.acknowledge();
+        }
+    }
+
     /// The peer is told, and if the fault is one for good, the connection ends.
     pub(super) fn refuse(&mut self, psn: Psn, fault: RequestFault) {
         if fault == RequestFault::NotReady {
@@ -165,7 +178,7 @@ impl QueuePair {
     fn duplicate(&mut self, packet: &Packet<'_>, info: &OpcodeInfo) {
         self.counters.duplicates += 1;
         match info.operation {
-            Operation::Send | Operation::Write => self.acknowledge(),
+            Operation::Send | Operation::Write => self.acknowledge_again(packet.headers.bth.psn),
             Operation::ReadRequest | Operation::CmpSwap | Operation::FetchAdd
                 if self.replay(packet).is_some() => {}
             _ => self.counters.dropped += 1,
