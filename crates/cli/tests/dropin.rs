@@ -102,7 +102,7 @@ fn the_devices_report_whose_numbers_are_asked_for() {
         };
         (value("vendor_id"), value("vendor_part_id"))
     };
-    assert_eq!(vendor(""), ("0x0000".into(), "0".into()));
+    assert_eq!(vendor(""), ("0x25356".into(), "0".into()));
     assert_eq!(vendor("--as mlx5"), ("0x02c9".into(), "4119".into()));
     sv("run --as nobody -- true").usage("mlx5");
 }

@@ -55,12 +55,13 @@ impl Context {
     /// The context that all identifiers of the connection manager share on one device.
     pub fn shared(device: &Device) -> Result<Self> {
         static OPEN: Mutex<Vec<Weak<ContextInner>>> = Mutex::new(Vec::new());
+        // Those of a parent process are served by nobody here.
+        let engine = Engine::get()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|context| context.strong_count() > 0);
-        let found = open
-            .iter()
-            .filter_map(Weak::upgrade)
-            .find(|context| context.device.name() == device.name());
+        let found = open.iter().filter_map(Weak::upgrade).find(|context| {
+            context.device.name() == device.name() && std::ptr::eq(context.engine, engine)
+        });
         if let Some(inner) = found {
             return Ok(Self { inner });
         }

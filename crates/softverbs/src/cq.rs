@@ -126,6 +126,8 @@ impl Cq {
     /// entries than there are completions in the queue.
     pub fn resize(&self, cqe: u32) -> Result<()> {
         in_range("cqe", cqe, 1, limits::MAX_CQE)?;
+        // What was left for the next poll may complete at once, and needs its room.
+        self.inner.context.engine.flush_deferred();
         let queue = self.inner.lock();
         if queue.entries.len() > cqe as usize {
             return Err(Error::invalid(

@@ -101,6 +101,7 @@ mod mr;
 )]
 mod mr_table;
 mod mw;
+mod per_process;
 mod qp;
 mod recv_queue;
 mod roce;

@@ -13,7 +13,7 @@ const VARIABLE: &str = "SOFTVERBS_AS";
 /// [`Softverbs`](Self::Softverbs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Identity {
-    /// None: both are 0.
+    /// A number of our own, that nobody can be registered by: one of local administration.
     #[default]
     Softverbs,
     /// Mellanox ConnectX-5.
@@ -41,7 +41,8 @@ impl Identity {
     /// `vendor_id` of the device.
     pub const fn vendor_id(self) -> u32 {
         match self {
-            Self::Softverbs => 0,
+            // The letters "SV" behind the bit of local administration.
+            Self::Softverbs => 0x02_5356,
             Self::Mlx5 => 0x02c9,
             Self::Rxe => 0xff_ffff,
             // The letters "bmt".

@@ -19,7 +19,7 @@ mod timers;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -33,6 +33,7 @@ use self::sources::{Source, Sources, Token};
 use self::sys::Ready;
 use self::timers::Timers;
 use crate::error::{Error, Result};
+use crate::per_process::PerProcess;
 use crate::qp::QpInner;
 
 const WAKE: Token = Token::reserved(0);
@@ -79,20 +80,14 @@ pub(crate) struct Engine {
 impl Engine {
     /// The engine of this process; its thread is started at the first call.
     pub(crate) fn get() -> Result<&'static Self> {
-        static ENGINE: OnceLock<&'static Engine> = OnceLock::new();
-        static START: Mutex<()> = Mutex::new(());
-        if let Some(engine) = ENGINE.get() {
-            return Ok(engine);
-        }
-        let _one_starts = START.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(engine) = ENGINE.get() {
-            return Ok(engine);
-        }
-        crate::fault::from_environment()?;
-        // Known to others only once its thread runs: nothing would be served without.
-        let engine: &'static Self = Box::leak(Box::new(Self::new()?));
-        thread::start(engine)?;
-        Ok(ENGINE.get_or_init(|| engine))
+        static ENGINE: PerProcess<Engine> = PerProcess::new();
+        ENGINE.get_or_try(|| {
+            crate::fault::from_environment()?;
+            // Known to others only once its thread runs: nothing would be served without.
+            let engine: &'static Self = Box::leak(Box::new(Self::new()?));
+            thread::start(engine)?;
+            Ok(engine)
+        })
     }
 
     fn new() -> Result<Self> {

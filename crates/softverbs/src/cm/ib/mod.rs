@@ -17,7 +17,7 @@ mod ports;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::cm::config::Config;
@@ -42,6 +42,7 @@ use crate::device::is_link_local;
 use crate::engine::Engine;
 use crate::engine::sources::{Source, Token};
 use crate::error::Result;
+use crate::per_process::PerProcess;
 use crate::roce::port::{GsiSink, Port, ReceivedFrom, SendPath};
 
 /// Bits of a communication id below the prefix of this process.
@@ -97,21 +98,17 @@ enum Step {
 impl Manager {
     /// The connection manager of this process; made at the first call.
     pub(super) fn get() -> Result<&'static Self> {
-        static MANAGER: OnceLock<Manager> = OnceLock::new();
-        static START: Mutex<()> = Mutex::new(());
-        if let Some(manager) = MANAGER.get() {
-            return Ok(manager);
-        }
-        let _one_starts = START.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(manager) = MANAGER.get() {
-            return Ok(manager);
-        }
+        static MANAGER: PerProcess<Manager> = PerProcess::new();
+        MANAGER.get_or_try(Self::start)
+    }
+
+    fn start() -> Result<&'static Self> {
         let engine = Engine::get()?;
         let port = Port::get(engine)?;
         let prefix = port.comm_id_prefix() >> ID_BITS;
         let ids = IdSpace::new(prefix, ID_BITS, random_u32()?, random_u32()?);
         let endpoint = Endpoint::new(Config::default(), Guid::new(port.ca_guid()), ids);
-        let manager = MANAGER.get_or_init(|| Self {
+        let manager: &'static Self = Box::leak(Box::new(Self {
             engine,
             port,
             inner: Mutex::new(Inner {
@@ -129,7 +126,7 @@ impl Manager {
             dirty: AtomicBool::new(false),
             notes: Mutex::default(),
             noted: AtomicBool::new(false),
-        });
+        }));
         let at_work = Arc::new(AtWork(manager));
         manager.lock().token = Some(engine.sources.add(at_work.clone()));
         port.set_gsi(at_work);

@@ -63,6 +63,7 @@ use self::steer::Findings;
 use crate::engine::sources::Token;
 use crate::engine::{Engine, Set};
 use crate::error::{Error, Result};
+use crate::per_process::PerProcess;
 
 /// The low bits of a communication id, which are its maker's to choose. The others are the slot.
 const COMM_ID_BITS: u32 = 20;
@@ -116,18 +117,12 @@ impl std::fmt::Debug for Port {
 impl Port {
     /// The port of this process; made at the first call.
     pub(crate) fn get(engine: &'static Engine) -> Result<&'static Self> {
-        static PORT: OnceLock<&'static Port> = OnceLock::new();
-        static START: Mutex<()> = Mutex::new(());
-        if let Some(port) = PORT.get() {
-            return Ok(port);
-        }
-        let _one_starts = START.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(port) = PORT.get() {
-            return Ok(port);
-        }
-        let port = Self::start(engine, Folder::of_user()?, ROCE_PORT)?;
-        engine.roce.store(true, Ordering::Relaxed);
-        Ok(*PORT.get_or_init(|| port))
+        static PORT: PerProcess<Port> = PerProcess::new();
+        PORT.get_or_try(|| {
+            let port = Self::start(engine, Folder::of_user()?, ROCE_PORT)?;
+            engine.roce.store(true, Ordering::Relaxed);
+            Ok(port)
+        })
     }
 
     /// One more port in this process, with a folder and a public port of its own choice.
