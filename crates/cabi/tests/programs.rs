@@ -5,8 +5,12 @@ mod common;
 use common::{compile, finished, with_softverbs};
 
 fn run(name: &str) {
+    run_with(name, &[]);
+}
+
+fn run_with(name: &str, arguments: &[&str]) {
     let program = compile(name);
-    let output = finished(&mut with_softverbs(program.to_str().expect("a path")));
+    let output = finished(with_softverbs(program.to_str().expect("a path")).args(arguments));
     let text = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -34,4 +38,10 @@ fn faults_are_told_in_completions_and_events() {
 #[test]
 fn objects_change_as_they_are_asked_to() {
     run("objects");
+}
+
+#[test]
+fn processes_have_children_and_signals_and_end_when_they_like() {
+    run("process");
+    run_with("process", &["end"]);
 }

@@ -114,7 +114,8 @@ pub(crate) fn c_context(context: Context) -> Result<*mut ibv_context> {
             context: ibv_context {
                 device,
                 ops: context_ops(),
-                cmd_fd: -1,
+                // Programs duplicate it to share the device, which is then refused.
+                cmd_fd: context.async_fd().as_raw_fd(),
                 async_fd: context.async_fd().as_raw_fd(),
                 num_comp_vectors: COMP_VECTORS.cast_signed(),
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,

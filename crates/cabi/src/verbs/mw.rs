@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use softverbs::{Mw, MwBindInfo, MwType, Rkey, SendOp};
+use softverbs::{Access, Mw, MwBindInfo, MwType, Rkey, SendOp};
 
 use super::mr::access;
 use super::pd::next_handle;
@@ -31,7 +31,8 @@ unsafe fn shown(info: &ibv_mw_bind_info) -> Result<Option<MwBindInfo<'_>>> {
         mr: unsafe { object(info.mr) }?.mr(),
         addr: info.addr,
         length: info.length,
-        access: access(info.mw_access_flags)?,
+        // What programs say of local rights means nothing in a window.
+        access: access(info.mw_access_flags)? - Access::LOCAL_WRITE,
     }))
 }
 
