@@ -1,11 +1,13 @@
-//! Softverbs beside raw TCP on loopback: the same work between two processes, alternating, and
-//! the ratio of the medians.
+//! Softverbs beside raw TCP and raw UDP on loopback: the same work between two processes,
+//! alternating, and the ratio of the medians.
 //!
 //! `cargo run --release -p softverbs-benches` prints one line for each comparison.
 
+mod alone;
 mod ours;
 mod raw;
 mod stats;
+mod udp;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -13,15 +15,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use softverbs::Transport;
 
+use crate::ours::Way;
 use crate::stats::{Latency, median};
 
 /// What every measurement returns.
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 #[derive(Debug, Parser)]
-#[command(about = "Compares Softverbs with raw TCP on loopback and prints ratios")]
-struct Args {
+#[command(about = "Compares Softverbs with raw TCP and UDP on loopback and prints ratios")]
+pub(crate) struct Args {
     /// Rounds; each measures every way once.
     #[arg(short, long, default_value_t = 7)]
     rounds: usize,
@@ -40,12 +44,23 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
+    /// 1 MiB writes over iWARP.
     Bandwidth,
+    /// 8-octet sends over iWARP.
     Latency,
+    /// 1 MiB writes over RoCEv2.
+    RoceBandwidth,
+    /// 8-octet sends over RoCEv2.
+    RoceLatency,
+    /// Both over iWARP with both ends on one thread: the processor time of it, which says something
+    /// on a busy machine too.
+    Cpu,
+    /// The same over RoCEv2.
+    RoceCpu,
 }
 
 /// The other process of a measurement; started by the first one.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum Role {
     /// Receives a raw stream and places it.
     #[command(hide = true)]
@@ -53,22 +68,43 @@ enum Role {
     /// Answers raw messages, busy-polling.
     #[command(hide = true)]
     RawEcho { iterations: usize },
+    /// Receives raw packets.
+    #[command(hide = true)]
+    UdpSink { mib: usize },
+    /// Answers raw packets, busy-polling.
+    #[command(hide = true)]
+    UdpEcho { iterations: usize },
     /// A passive target of RDMA Writes.
     #[command(hide = true)]
-    Target,
+    Target { transport: String },
     /// Answers Sends, busy-polling.
     #[command(hide = true)]
-    Echo { iterations: usize },
+    Echo {
+        transport: String,
+        iterations: usize,
+    },
+}
+
+impl Role {
+    fn play(self) -> Outcome<()> {
+        match self {
+            Self::RawSink { mib } => raw::sink(mib),
+            Self::RawEcho { iterations } => raw::echo(iterations),
+            Self::UdpSink { mib } => udp::sink(mib),
+            Self::UdpEcho { iterations } => udp::echo(iterations),
+            Self::Target { transport } => ours::target(transport.parse()?),
+            Self::Echo {
+                transport,
+                iterations,
+            } => ours::echo(transport.parse()?, iterations),
+        }
+    }
 }
 
 fn main() -> Outcome<()> {
-    let args = Args::parse();
-    match args.role {
-        Some(Role::RawSink { mib }) => return raw::sink(mib),
-        Some(Role::RawEcho { iterations }) => return raw::echo(iterations),
-        Some(Role::Target) => return ours::target(),
-        Some(Role::Echo { iterations }) => return ours::echo(iterations),
-        None => {}
+    let mut args = Args::parse();
+    if let Some(role) = args.role.take() {
+        return role.play();
     }
     let wanted = |what| args.only.is_empty() || args.only.contains(&what);
     let mut out = std::io::stdout().lock();
@@ -77,6 +113,18 @@ fn main() -> Outcome<()> {
     }
     if wanted(What::Latency) {
         latency(&args, &mut out)?;
+    }
+    if wanted(What::RoceBandwidth) {
+        roce_bandwidth(&args, &mut out)?;
+    }
+    if wanted(What::RoceLatency) {
+        roce_latency(&args, &mut out)?;
+    }
+    if wanted(What::Cpu) {
+        alone::compare(&args, &mut out, Transport::Iwarp)?;
+    }
+    if wanted(What::RoceCpu) {
+        alone::compare(&args, &mut out, Transport::Roce)?;
     }
     Ok(())
 }
@@ -118,67 +166,124 @@ impl Drop for Peer {
     }
 }
 
+const IWARP: Way = Way {
+    transport: Transport::Iwarp,
+    crc: false,
+};
+const IWARP_CRC: Way = Way {
+    transport: Transport::Iwarp,
+    crc: true,
+};
+const ROCE: Way = Way {
+    transport: Transport::Roce,
+    crc: false,
+};
+
+fn rate(mib: usize, took: Duration) -> f64 {
+    mib as f64 * f64::from(1 << 20) / took.as_secs_f64() / 1e9
+}
+
+/// GB/s of RDMA Writes.
+fn write_rate(mib: usize, way: Way) -> Outcome<f64> {
+    let peer = Peer::start(&["target", way.transport.name()])?;
+    let took = ours::write(peer.address, mib, way)?;
+    peer.finish()?;
+    Ok(rate(mib, took))
+}
+
+/// GB/s of gathered writes to raw TCP.
+fn tcp_rate(mib: usize) -> Outcome<f64> {
+    let peer = Peer::start(&["raw-sink", &mib.to_string()])?;
+    let took = raw::source(peer.address, mib)?;
+    peer.finish()?;
+    Ok(rate(mib, took))
+}
+
+/// GB/s of raw UDP.
+fn udp_rate(mib: usize) -> Outcome<f64> {
+    let peer = Peer::start(&["udp-sink", &mib.to_string()])?;
+    let took = udp::source(peer.address, mib)?;
+    peer.finish()?;
+    Ok(rate(mib, took))
+}
+
 fn bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
-    let mib = args.mib;
-    let rate = |took: Duration| mib as f64 * f64::from(1 << 20) / took.as_secs_f64() / 1e9;
-    let text = mib.to_string();
     let mut results = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..args.rounds {
-        let peer = Peer::start(&["raw-sink", &text])?;
-        results[0].push(rate(raw::source(peer.address, mib)?));
-        peer.finish()?;
-        for (index, crc) in [(1, false), (2, true)] {
-            let peer = Peer::start(&["target"])?;
-            results[index].push(rate(ours::write(peer.address, mib, crc)?));
-            peer.finish()?;
-        }
+        results[0].push(tcp_rate(args.mib)?);
+        results[1].push(write_rate(args.mib, IWARP)?);
+        results[2].push(write_rate(args.mib, IWARP_CRC)?);
     }
     let [raw, plain, crc] = results.map(median);
     writeln!(
         out,
-        "1 MiB writes, GB/s (median of {} rounds):",
-        args.rounds
-    )?;
-    writeln!(out, "  raw TCP, 16 x 64 KiB gathered {raw:8.2}")?;
-    writeln!(
-        out,
-        "  RDMA Write, CRC off           {plain:8.2}   ratio {:.2}",
-        plain / raw
-    )?;
-    writeln!(
-        out,
-        "  RDMA Write, CRC on            {crc:8.2}   ratio {:.2}",
+        "1 MiB writes over iWARP, GB/s (median of {} rounds):
+  raw TCP, 16 x 64 KiB gathered {raw:8.2}
+  RDMA Write, CRC off           {plain:8.2}   ratio {:.2}
+  RDMA Write, CRC on            {crc:8.2}   ratio {:.2}",
+        args.rounds,
+        plain / raw,
         crc / raw
     )?;
     Ok(())
 }
 
+fn roce_bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
+    let mut results = [Vec::new(), Vec::new(), Vec::new()];
+    for _ in 0..args.rounds {
+        results[0].push(udp_rate(args.mib)?);
+        results[1].push(tcp_rate(args.mib)?);
+        results[2].push(write_rate(args.mib, ROCE)?);
+    }
+    let [udp, tcp, ours] = results.map(median);
+    writeln!(
+        out,
+        "1 MiB writes over RoCEv2, path MTU 4096, GB/s (median of {} rounds):
+  raw UDP, offloads on          {udp:8.2}
+  raw TCP, 16 x 64 KiB gathered {tcp:8.2}
+  RDMA Write                    {ours:8.2}   ratio {:.2} (UDP) {:.2} (TCP)",
+        args.rounds,
+        ours / udp,
+        ours / tcp
+    )?;
+    Ok(())
+}
+
 fn latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
+    compare_latency(args, out, "TCP", "raw-echo", raw::ping, Transport::Iwarp)
+}
+
+fn roce_latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
+    compare_latency(args, out, "UDP", "udp-echo", udp::ping, Transport::Roce)
+}
+
+fn compare_latency(
+    args: &Args,
+    out: &mut impl Write,
+    protocol: &str,
+    echo: &str,
+    ping: impl Fn(SocketAddr, usize) -> Outcome<Vec<Duration>>,
+    transport: Transport,
+) -> Outcome<()> {
     let text = args.iterations.to_string();
     let mut raw = Latency::default();
     let mut sends = Latency::default();
     for _ in 0..args.rounds {
-        let peer = Peer::start(&["raw-echo", &text])?;
-        raw.add(raw::ping(peer.address, args.iterations)?);
+        let peer = Peer::start(&[echo, &text])?;
+        raw.add(ping(peer.address, args.iterations)?);
         peer.finish()?;
-        let peer = Peer::start(&["echo", &text])?;
-        sends.add(ours::ping(peer.address, args.iterations)?);
+        let peer = Peer::start(&["echo", transport.name(), &text])?;
+        sends.add(ours::ping(peer.address, args.iterations, transport)?);
         peer.finish()?;
     }
     writeln!(
         out,
-        "8-octet half round trip, us (median of {} rounds):",
-        args.rounds
-    )?;
-    writeln!(
-        out,
-        "  raw TCP, busy-polling   mean {:7.2}  median {:7.2}",
+        "8-octet half round trip over {transport}, us (median of {} rounds):
+  raw {protocol}, busy-polling   mean {:7.2}  median {:7.2}
+  Send                    mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)",
+        args.rounds,
         raw.mean(),
-        raw.typical()
-    )?;
-    writeln!(
-        out,
-        "  Send                    mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)",
+        raw.typical(),
         sends.mean(),
         sends.typical(),
         sends.mean() / raw.mean(),

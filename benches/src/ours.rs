@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use softverbs::cm::{CmId, CmOption, ConnParam, PortSpace};
+use softverbs::cm::{CmEvent, CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
 use softverbs::{
-    Access, Cq, Mr, Qp, QpCap, QpInitAttr, RecvWr, SendData, SendFlags, SendOp, SendWr, Wc,
+    Access, Cq, Mr, Qp, QpCap, QpInitAttr, RecvWr, SendData, SendFlags, SendOp, SendWr, Transport,
+    Wc,
 };
 
 use crate::{Outcome, announce};
@@ -42,13 +43,11 @@ impl End {
         )?;
         let mr = pd.alloc_mr(REGION, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         mr.copy_in(0, &vec![3; REGION])?;
+        let end = Self { id, cq, qp, mr };
         for n in 0..RECEIVES {
-            qp.post_recv(&RecvWr {
-                wr_id: n as u64,
-                sges: &[mr.sge(n * 64, 64)],
-            })?;
+            end.repost(n)?;
         }
-        Ok(Self { id, cq, qp, mr })
+        Ok(end)
     }
 
     fn poll(&self) -> Outcome<Wc> {
@@ -60,13 +59,47 @@ impl End {
             Err(format!("{:?}", wc[0]).into())
         }
     }
+
+    /// Polls once, when nothing of interest is to come.
+    fn idle(&self) -> Outcome<()> {
+        self.cq.poll(&mut [Wc::default()])?;
+        Ok(())
+    }
+
+    /// A receive for the message after the next ones.
+    fn repost(&self, n: usize) -> Outcome<()> {
+        Ok(self.qp.post_recv(&RecvWr {
+            wr_id: n as u64,
+            sges: &[self.mr.sge(n % RECEIVES * 64, 64)],
+        })?)
+    }
+
+    fn send(&self) -> Outcome<()> {
+        let data = SendData::Inline(&[7; 8]);
+        let wr = SendWr::new(9, SendOp::Send, data).with_flags(SendFlags::empty());
+        Ok(self.qp.post_send(&wr)?)
+    }
 }
 
-fn accept(private_data: impl FnOnce(&End) -> Vec<u8>) -> Outcome<End> {
+fn listen(transport: Transport) -> Outcome<(CmId, SocketAddr)> {
     let listener = CmId::new_sync(PortSpace::Tcp)?;
+    listener.set_option(CmOption::Transport(transport))?;
     listener.bind_addr(([127, 0, 0, 1], 0).into())?;
     listener.listen(1)?;
-    announce(listener.local_addr().ok_or("not bound")?)?;
+    let address = listener.local_addr().ok_or("not bound")?;
+    Ok((listener, address))
+}
+
+/// Where the peer may write.
+fn region(end: &End) -> Vec<u8> {
+    let mut data = end.mr.addr().to_be_bytes().to_vec();
+    data.extend_from_slice(&end.mr.rkey().get().to_be_bytes());
+    data
+}
+
+fn accept(transport: Transport, private_data: impl FnOnce(&End) -> Vec<u8>) -> Outcome<End> {
+    let (listener, address) = listen(transport)?;
+    announce(address)?;
     let end = End::new(listener.get_request()?)?;
     end.id
         .accept(&ConnParam::with_private_data(private_data(&end)))?;
@@ -74,59 +107,112 @@ fn accept(private_data: impl FnOnce(&End) -> Vec<u8>) -> Outcome<End> {
 }
 
 /// A passive target: it sleeps, and the library's own thread places what arrives.
-pub(crate) fn target() -> Outcome<()> {
-    let end = accept(|end| {
-        let mut data = end.mr.addr().to_be_bytes().to_vec();
-        data.extend_from_slice(&end.mr.rkey().get().to_be_bytes());
-        data
-    })?;
+pub(crate) fn target(transport: Transport) -> Outcome<()> {
+    let end = accept(transport, region)?;
     // Until the source says that it is done.
     let channel = end.id.channel();
     loop {
         if let Some(event) = channel.get_event(Some(WAIT * 60))?
-            && event.kind() == softverbs::cm::EventKind::Disconnected
+            && event.kind() == EventKind::Disconnected
         {
             return Ok(());
         }
     }
 }
 
-fn connect(address: SocketAddr, crc: bool) -> Outcome<(End, Vec<u8>)> {
-    // With a channel of its own, to see the private data of the reply.
-    let channel = softverbs::cm::EventChannel::new()?;
+/// What differs between connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) transport: Transport,
+    /// CRC of MPA (iWARP).
+    pub(crate) crc: bool,
+}
+
+/// An end that connects, and its channel: for the private data of the reply.
+fn active(address: SocketAddr, way: Way) -> Outcome<(End, EventChannel)> {
+    let channel = EventChannel::new()?;
     let id = CmId::new(&channel, PortSpace::Tcp, 0)?;
-    id.set_option(CmOption::Crc(crc))?;
-    let next = || -> Outcome<softverbs::cm::CmEvent> {
-        channel
-            .get_event(Some(WAIT))?
-            .ok_or_else(|| "no event".into())
-    };
+    id.set_option(CmOption::Transport(way.transport))?;
+    id.set_option(CmOption::Crc(way.crc))?;
     id.resolve_addr(None, address, WAIT)?;
-    drop(next()?);
+    drop(next(&channel)?);
     id.resolve_route(WAIT)?;
-    drop(next()?);
+    drop(next(&channel)?);
     let end = End::new(id)?;
     end.id.connect(&ConnParam::default())?;
-    let event = next()?;
-    if event.kind() != softverbs::cm::EventKind::Established {
+    Ok((end, channel))
+}
+
+fn next(channel: &EventChannel) -> Outcome<CmEvent> {
+    channel
+        .get_event(Some(WAIT))?
+        .ok_or_else(|| "no event".into())
+}
+
+/// Waits until it is connected; the private data of the reply.
+fn established(channel: &EventChannel) -> Outcome<Vec<u8>> {
+    let event = next(channel)?;
+    if event.kind() != EventKind::Established {
         return Err(format!("{event:?}").into());
     }
-    let data = event.private_data().to_vec();
+    Ok(event.private_data().to_vec())
+}
+
+fn connect(address: SocketAddr, way: Way) -> Outcome<(End, Vec<u8>)> {
+    let (end, channel) = active(address, way)?;
+    let data = established(&channel)?;
     Ok((end, data))
 }
 
+/// Both ends of a connection in this process; where the first may write.
+fn pair(transport: Transport) -> Outcome<(End, End, Vec<u8>)> {
+    let (listener, address) = listen(transport)?;
+    let way = Way {
+        transport,
+        crc: false,
+    };
+    let (one, channel) = active(address, way)?;
+    let other = End::new(listener.get_request()?)?;
+    let accepts = std::thread::spawn(move || {
+        let accepted = other
+            .id
+            .accept(&ConnParam::with_private_data(region(&other)));
+        accepted.map(|()| other)
+    });
+    let data = established(&channel)?;
+    let other = accepts.join().map_err(|_| "accept panicked")??;
+    Ok((one, other, data))
+}
+
 /// RDMA Writes of 1 MiB; how long until a last Read says that all are placed.
-pub(crate) fn write(address: SocketAddr, mib: usize, crc: bool) -> Outcome<Duration> {
-    let (end, data) = connect(address, crc)?;
+pub(crate) fn write(address: SocketAddr, mib: usize, way: Way) -> Outcome<Duration> {
+    let (end, data) = connect(address, way)?;
+    let start = Instant::now();
+    write_all(&end, &data, mib, || Ok(()))?;
+    let took = start.elapsed();
+    end.id.disconnect()?;
+    Ok(took)
+}
+
+/// The same with both ends on this thread.
+pub(crate) fn write_alone(transport: Transport, mib: usize) -> Outcome<()> {
+    let (one, other, data) = pair(transport)?;
+    write_all(&one, &data, mib, || other.idle())?;
+    one.id.disconnect()?;
+    Ok(())
+}
+
+fn write_all(
+    end: &End,
+    data: &[u8],
+    mib: usize,
+    mut each: impl FnMut() -> Outcome<()>,
+) -> Outcome<()> {
     let remote_addr = u64::from_be_bytes(data[..8].try_into()?);
     let rkey = softverbs::Rkey::new(u32::from_be_bytes(data[8..12].try_into()?));
     let sges = [end.mr.sge(0, REGION)];
-    let wr = SendWr::new(
-        1,
-        SendOp::Write { remote_addr, rkey },
-        SendData::Sges(&sges),
-    );
-    let start = Instant::now();
+    let op = SendOp::Write { remote_addr, rkey };
+    let wr = SendWr::new(1, op, SendData::Sges(&sges));
     let (mut posted, mut done) = (0, 0);
     let mut wcs = [Wc::default(); 16];
     while done < mib {
@@ -139,66 +225,71 @@ pub(crate) fn write(address: SocketAddr, mib: usize, crc: bool) -> Outcome<Durat
             return Err(format!("{bad:?}").into());
         }
         done += got;
+        each()?;
     }
     // A zero-length Read is answered when everything before it has been placed.
     let read = SendOp::Read { remote_addr, rkey };
     end.qp
         .post_send(&SendWr::new(2, read, SendData::Sges(&[])))?;
-    end.poll()?;
-    let took = start.elapsed();
-    end.id.disconnect()?;
-    Ok(took)
+    let mut wc = [Wc::default()];
+    while end.cq.poll(&mut wc)? == 0 {
+        each()?;
+    }
+    if !wc[0].is_success() {
+        return Err(format!("{:?}", wc[0]).into());
+    }
+    Ok(())
 }
 
 /// Answers Sends.
-pub(crate) fn echo(iterations: usize) -> Outcome<()> {
-    let end = accept(|_| Vec::new())?;
-    bounce(&end, iterations, || {}, |end| end.poll().map(drop))?;
-    let channel = end.id.channel();
-    let _ = channel.get_event(Some(WAIT))?;
-    Ok(())
-}
-
-/// Waits for a message and answers it.
-fn bounce(
-    end: &End,
-    iterations: usize,
-    mut each: impl FnMut(),
-    wait: impl Fn(&End) -> Outcome<()>,
-) -> Outcome<()> {
+pub(crate) fn echo(transport: Transport, iterations: usize) -> Outcome<()> {
+    let end = accept(transport, |_| Vec::new())?;
     for n in 0..iterations {
-        wait(end)?;
-        let offset = n % RECEIVES * 64;
-        end.qp.post_recv(&RecvWr {
-            wr_id: 0,
-            sges: &[end.mr.sge(offset, 64)],
-        })?;
-        send(end)?;
-        each();
+        end.poll()?;
+        end.repost(n)?;
+        end.send()?;
+    }
+    let channel = end.id.channel();
+    // The peer has to have the last answer before this process ends.
+    while channel.get_event(Some(Duration::ZERO))?.is_none() {
+        end.idle()?;
     }
     Ok(())
-}
-
-fn send(end: &End) -> Outcome<()> {
-    let wr = SendWr::new(9, SendOp::Send, SendData::Inline(&[7; 8])).with_flags(SendFlags::empty());
-    Ok(end.qp.post_send(&wr)?)
 }
 
 /// Round trips.
-pub(crate) fn ping(address: SocketAddr, iterations: usize) -> Outcome<Vec<Duration>> {
-    let (end, _) = connect(address, false)?;
+pub(crate) fn ping(
+    address: SocketAddr,
+    iterations: usize,
+    transport: Transport,
+) -> Outcome<Vec<Duration>> {
+    let way = Way {
+        transport,
+        crc: false,
+    };
+    let (end, _) = connect(address, way)?;
     let mut took = Vec::with_capacity(iterations);
     for n in 0..iterations {
         let start = Instant::now();
-        send(&end)?;
+        end.send()?;
         end.poll()?;
         took.push(start.elapsed());
-        let offset = n % RECEIVES * 64;
-        end.qp.post_recv(&RecvWr {
-            wr_id: 0,
-            sges: &[end.mr.sge(offset, 64)],
-        })?;
+        end.repost(n)?;
     }
     end.id.disconnect()?;
     Ok(took)
+}
+
+/// Both ends of a ping-pong on this thread.
+pub(crate) fn ping_alone(transport: Transport, iterations: usize) -> Outcome<()> {
+    let (one, other, _) = pair(transport)?;
+    for n in 0..iterations {
+        for (from, to) in [(&one, &other), (&other, &one)] {
+            from.send()?;
+            to.poll()?;
+            to.repost(n)?;
+        }
+    }
+    one.id.disconnect()?;
+    Ok(())
 }

@@ -120,3 +120,51 @@ pub(crate) fn ping(address: SocketAddr, iterations: usize) -> Outcome<Vec<Durati
     }
     Ok(took)
 }
+
+fn pair() -> Outcome<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let one = TcpStream::connect(listener.local_addr()?)?;
+    let (other, _) = listener.accept()?;
+    for socket in [&one, &other] {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+    }
+    Ok((one, other))
+}
+
+/// Both ends of a ping-pong on this thread.
+pub(crate) fn ping_alone(iterations: usize) -> Outcome<()> {
+    let (mut one, mut other) = pair()?;
+    let mut message = [0; 8];
+    for _ in 0..iterations {
+        one.write_all(&message)?;
+        read_busily(&mut other, &mut message)?;
+        other.write_all(&message)?;
+        read_busily(&mut one, &mut message)?;
+    }
+    Ok(())
+}
+
+/// Both ends of a stream on this thread: writes of 1 MiB.
+pub(crate) fn stream_alone(mib: usize) -> Outcome<()> {
+    let (mut one, mut other) = pair()?;
+    let (from, mut to) = (vec![2_u8; REGION], vec![1_u8; REGION]);
+    for _ in 0..mib {
+        let (mut sent, mut got) = (0, 0);
+        while got < REGION {
+            if sent < REGION {
+                sent += would_block(one.write(&from[sent..]))?;
+            }
+            got += would_block(other.read(&mut to[got..]))?;
+        }
+    }
+    Ok(())
+}
+
+/// Octets moved; none if that has to wait.
+fn would_block(result: std::io::Result<usize>) -> std::io::Result<usize> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        result => result,
+    }
+}
