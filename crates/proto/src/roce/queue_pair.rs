@@ -44,6 +44,9 @@ use crate::send_gate::{Opener, SendGate};
 use crate::time::Time;
 use crate::wr::{Completion, Payload, SendOp, SendRequest, WcStatus};
 
+/// Requests that go out before an acknowledge that waits.
+const AHEAD_OF_ACKNOWLEDGE: usize = 8;
+
 /// One queue pair, from RESET on. See the module for the contract.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -318,6 +321,15 @@ impl QueuePair {
         self.cnp_due || !self.responder.answers.is_empty() || self.request_ready()
     }
 
+    /// Whether what `poll_transmit` would do may wait until the application has seen its
+    /// completions: it will answer the messages that it gets, and acknowledges can go along.
+    pub fn may_wait(&self) -> bool {
+        !self.cnp_due
+            && !self.recv_completions.is_empty()
+            && self.responder.answers.only_acknowledges()
+            && !self.request_ready()
+    }
+
     /// Appends up to `max_packets` packets to `out`. Also carries out local requests whose turn
     /// has come.
     pub fn poll_transmit<M: Memory>(
@@ -331,6 +343,12 @@ impl QueuePair {
         if out.len() < end && core::mem::take(&mut self.cnp_due) {
             self.transmit_cnp(memory, out);
         }
+        // An acknowledge is shorter than most requests: behind some, it is the last segment of the
+        // same call.
+        if self.responder.answers.only_acknowledges() {
+            let ahead = end.saturating_sub(1).min(out.len() + AHEAD_OF_ACKNOWLEDGE);
+            self.transmit_requests(now, memory, out, ahead);
+        }
         // Long READ responses and long messages of our own share the way.
         let share = if self.request_ready() {
             out.len() + max_packets.div_ceil(2)
@@ -338,11 +356,21 @@ impl QueuePair {
             end
         };
         self.transmit_answers(memory, out, share.min(end));
+        self.transmit_requests(now, memory, out, end);
+        self.transmit_answers(memory, out, end);
+        self.settle();
+    }
+
+    fn transmit_requests<M: Memory>(
+        &mut self,
+        now: Time,
+        memory: &mut M,
+        out: &mut PacketBatch,
+        end: usize,
+    ) {
         while out.len() < end && self.request_ready() {
             self.transmit_request(now, memory, out);
         }
-        self.transmit_answers(memory, out, end);
-        self.settle();
     }
 
     fn transmit_answers<M: Memory>(&mut self, memory: &mut M, out: &mut PacketBatch, end: usize) {

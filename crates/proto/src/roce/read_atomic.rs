@@ -82,6 +82,19 @@ impl Answers {
         self.queue.is_empty()
     }
 
+    /// Whether nothing waits but the word that requests were carried out.
+    pub(super) fn only_acknowledges(&self) -> bool {
+        self.queue.iter().all(|answer| {
+            matches!(
+                answer,
+                Answer::Acknowledge {
+                    syndrome: Syndrome::ACK,
+                    ..
+                }
+            )
+        })
+    }
+
     /// Forgets what is to be sent.
     pub(super) fn clear(&mut self) {
         self.queue.clear();

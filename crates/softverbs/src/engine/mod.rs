@@ -29,7 +29,7 @@ use nix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
 use softverbs_proto::time::Time;
 
-use self::sources::{Source, Sources, Token};
+use self::sources::{Sources, Token};
 use self::sys::Ready;
 use self::timers::Timers;
 use crate::error::{Error, Result};
@@ -67,10 +67,8 @@ pub(crate) struct Engine {
     /// Queue pairs with posted requests that wait for the next poll to be sent together.
     deferred: Mutex<Vec<Weak<QpInner>>>,
     deferred_any: AtomicBool,
-    /// Queue pairs that are polled so often that epoll need not watch them.
-    hot: Mutex<Vec<Weak<QpInner>>>,
-    /// RoCE is in use, whose timers and acknowledges do not wait longer than the shortest look.
-    pub(crate) roce: AtomicBool,
+    /// Sources that are polled so often that epoll need not watch them.
+    hot: Mutex<Vec<Token>>,
     /// Large amounts were received: set by connections, read by the engine's thread.
     pub(crate) bulk: AtomicBool,
     /// Sockets in `data`.
@@ -115,7 +113,6 @@ impl Engine {
             deferred: Mutex::default(),
             deferred_any: AtomicBool::new(false),
             hot: Mutex::default(),
-            roce: AtomicBool::new(false),
             bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         })
@@ -287,18 +284,18 @@ impl Engine {
         }
     }
 
-    /// Epoll is not to watch this queue pair while application threads poll it. `false` if the
-    /// engine has just stopped backing off.
-    pub(crate) fn add_hot(&self, qp: &QpInner) -> bool {
+    /// Epoll is not to watch this source while application threads poll it. `false` if the engine
+    /// has just stopped backing off.
+    pub(crate) fn add_hot(&self, token: Token) -> bool {
         self.hot
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(qp.weak());
-        // Either `cool_all` finds it, or this sees why it did not.
+            .push(token);
+        // Either `cool` finds it, or this sees why it did not.
         self.backed_off.load(Ordering::SeqCst)
     }
 
-    /// Watches again all hot queue pairs, or those that nobody polls any more.
+    /// Watches again all hot sources, or those that nobody polls any more.
     fn cool(&self, all: bool) {
         let mut hot = self.hot.lock().unwrap_or_else(PoisonError::into_inner);
         if hot.is_empty() {
@@ -307,12 +304,14 @@ impl Engine {
         let before = std::mem::take(&mut *hot);
         drop(hot);
         let mut still = Vec::new();
-        for weak in before {
-            let Some(qp) = weak.upgrade() else { continue };
-            if all || qp.neglected() {
-                qp.cool();
+        for token in before {
+            let Some(source) = self.sources.find(token) else {
+                continue;
+            };
+            if all || source.neglected() {
+                source.cool(self);
             } else {
-                still.push(weak);
+                still.push(token);
             }
         }
         if !still.is_empty() {
@@ -323,8 +322,13 @@ impl Engine {
         }
     }
 
-    /// Sends what was deferred.
+    /// An application thread polls: it sends what was left for this moment.
     pub(crate) fn flush_deferred(&self) {
+        self.flush(false);
+    }
+
+    /// Sends what was left for a poll; `late` if none came in time.
+    fn flush(&self, late: bool) {
         if !self.deferred_any.load(Ordering::Relaxed) {
             return;
         }
@@ -338,7 +342,7 @@ impl Engine {
         );
         for qp in todo {
             if let Some(qp) = qp.upgrade() {
-                qp.flush_deferred();
+                qp.flush_deferred(late);
             }
         }
     }

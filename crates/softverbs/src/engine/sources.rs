@@ -23,6 +23,9 @@ pub(crate) trait Source: Send + Sync {
     fn neglected(&self) -> bool {
         true
     }
+
+    /// After [`Engine::add_hot`]: epoll is to watch this source again.
+    fn cool(&self, _engine: &Engine) {}
 }
 
 /// Names a source; never reused for another one, so that a late event finds nothing.

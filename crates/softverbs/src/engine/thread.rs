@@ -77,7 +77,7 @@ impl Engine {
                 if self.armed.load(Ordering::SeqCst) > 0 {
                     continue;
                 }
-                let steady = self.now() - charged > STEADY && !self.roce.load(Ordering::Relaxed);
+                let steady = self.now() - charged > STEADY;
                 let tick = if steady { STEADY_BACK_OFF } else { BACK_OFF };
                 Some(timer().map_or(tick, |timer| timer.min(tick)))
             };
@@ -101,7 +101,7 @@ impl Engine {
                     self.serve_stream();
                 }
             } else {
-                self.flush_deferred();
+                self.flush(true);
                 self.cool(false);
                 self.serve_neglected();
             }
@@ -131,7 +131,7 @@ impl Engine {
     /// From here on `data` wakes the thread.
     fn take_charge(&self) {
         self.backed_off.store(false, Ordering::SeqCst);
-        self.flush_deferred();
+        self.flush(true);
         self.cool(true);
         // One-shot: `data` stays ready while its sockets are, and must not keep waking a thread
         // that has decided to leave it to others.

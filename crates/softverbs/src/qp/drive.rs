@@ -175,23 +175,19 @@ impl QpInner {
         }
         connection.hot = true;
         self.engine.mute(connection.socket.as_fd());
-        if !self.engine.add_hot(self) {
-            connection.cool(self.engine);
-        }
-    }
-
-    /// Nobody polls this connection any more: epoll watches it again.
-    pub(crate) fn cool(&self) {
-        let mut core = self.lock();
-        if let Some(connection) = core.connection() {
+        if !self.engine.add_hot(connection.token) {
             connection.cool(self.engine);
         }
     }
 
     /// Sends what posting left for the next poll.
-    pub(crate) fn flush_deferred(&self) {
+    /// `late` if no poll came in time.
+    pub(crate) fn flush_deferred(&self, late: bool) {
         if self.deferred.swap(false, Ordering::AcqRel) {
             let mut core = self.lock();
+            if let Some(roce) = core.roce() {
+                roce.was_left(late);
+            }
             self.transmit(&mut core);
         }
     }
@@ -568,5 +564,13 @@ impl Source for QpInner {
         }
         let driven = self.driven.load(Ordering::Relaxed);
         self.driven_seen.swap(driven, Ordering::Relaxed) == driven
+    }
+
+    /// Nobody polls this connection any more.
+    fn cool(&self, engine: &Engine) {
+        let mut core = self.lock();
+        if let Some(connection) = core.connection() {
+            connection.cool(engine);
+        }
     }
 }

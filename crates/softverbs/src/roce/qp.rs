@@ -31,6 +31,10 @@ use crate::error::{Error, Result};
 use crate::qp::{Core, QpInitAttr, QpInner, QpMemory};
 use crate::wr::{SendWr, Wc};
 
+/// When an application lets an acknowledge wait until the engine's thread sends it, so many messages
+/// are acknowledged at once; twice as many each time that it happens again.
+const IMPATIENT: u32 = 8;
+const MOST_SLOW: u32 = 6;
 /// Packets that are put together before they are sent.
 const BATCH_PACKETS: usize = 128;
 /// Batches before another queue pair gets its turn.
@@ -86,6 +90,10 @@ pub(crate) struct Roce {
     /// Packets of an unreliable service were dropped from `pending`: their requests, which have
     /// completed as far as the queue pair knows, are flushed.
     cut: bool,
+    /// So many messages are acknowledged at once: the application was slow to answer one.
+    impatient: u32,
+    /// How often in a row it was.
+    slow: u32,
 }
 
 impl Roce {
@@ -113,6 +121,8 @@ impl Roce {
             pending_from: 0,
             waiting: false,
             cut: false,
+            impatient: 0,
+            slow: 0,
         })
     }
 
@@ -195,6 +205,17 @@ impl Roce {
                 self.queue_pair.post_send_xrc(request, srq)
             }
             _ => self.queue_pair.post_send(request),
+        }
+    }
+
+    /// What was left for the application's answer or next poll goes out now; `late` if neither
+    /// came in time.
+    pub(crate) fn was_left(&mut self, late: bool) {
+        if late {
+            self.impatient = IMPATIENT << self.slow.min(MOST_SLOW);
+            self.slow += 1;
+        } else {
+            self.slow = 0;
         }
     }
 
@@ -313,6 +334,18 @@ impl QpInner {
             roce.port.register(self.qp_num, sink);
         }
         Ok(())
+    }
+
+    /// Whether acknowledges can wait for the application's answer or its next poll, whichever comes
+    /// first.
+    fn acknowledges_later(&self, roce: &mut Roce) -> bool {
+        if !self.engine.is_backed_off() || !roce.pending.is_empty() || !roce.queue_pair.may_wait() {
+            return false;
+        }
+        if roce.impatient > 0 {
+            roce.impatient -= 1;
+        }
+        roce.impatient == 0
     }
 
     pub(crate) fn send_packets(&self, roce: &mut Roce) {
@@ -522,10 +555,8 @@ impl QpInner {
 }
 
 impl PacketSink for QpInner {
-    fn packet(&self, _: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
+    fn packet(&self, now: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
         let mut core = self.lock();
-        // The exact time, as for sending: round trips are measured between the two.
-        let now = self.engine.now();
         let Some(roce) = core.roce() else { return };
         if !roce.is_from_peer(from) {
             return;
@@ -541,9 +572,16 @@ impl PacketSink for QpInner {
 
     fn burst_end(&self) {
         let mut core = self.lock();
-        let connection = core.roce().and_then(|roce| roce.connection);
-        self.transmit(&mut core);
-        drop(core);
+        let Some(roce) = core.roce() else { return };
+        let connection = roce.connection;
+        if self.acknowledges_later(roce) {
+            self.settle_packets(&mut core);
+            drop(core);
+            self.again();
+        } else {
+            self.transmit(&mut core);
+            drop(core);
+        }
         if let Some(connection) = connection {
             connection.manager.pump_noted();
         }

@@ -118,11 +118,7 @@ impl Port {
     /// The port of this process; made at the first call.
     pub(crate) fn get(engine: &'static Engine) -> Result<&'static Self> {
         static PORT: PerProcess<Port> = PerProcess::new();
-        PORT.get_or_try(|| {
-            let port = Self::start(engine, Folder::of_user()?, ROCE_PORT)?;
-            engine.roce.store(true, Ordering::Relaxed);
-            Ok(port)
-        })
+        PORT.get_or_try(|| Self::start(engine, Folder::of_user()?, ROCE_PORT))
     }
 
     /// One more port in this process, with a folder and a public port of its own choice.

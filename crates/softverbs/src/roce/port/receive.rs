@@ -61,13 +61,15 @@ impl Port {
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let all = polls.is_multiple_of(ALL_EVERY);
         let mut packets = 0;
+        // The engine's thread leaves the sockets alone, however long it takes.
+        engine.enter();
         for which in 0..self.socks.len() {
             let Some(sock) = self.socks[which].get() else {
                 continue;
             };
             if all || sock.is_busy() {
                 let got = self.receive(which);
-                sock.note_poll(got);
+                sock.note_poll(engine, got);
                 sock.offer_room(engine);
                 packets += got;
             }
@@ -77,6 +79,7 @@ impl Port {
             self.relay.note_poll(got);
             packets += got;
         }
+        engine.leave();
         packets
     }
 

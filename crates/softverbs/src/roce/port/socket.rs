@@ -24,6 +24,26 @@ const SEND_ROOM: usize = 4 << 20;
 /// After so many empty polls, a socket is left to epoll.
 const IDLE_POLLS: u32 = 1024;
 
+/// How often a socket is polled before it counts as hot.
+const HEAT_EVERY: u32 = 256;
+
+/// What epoll does for a socket.
+#[derive(Debug, Default)]
+struct Watch {
+    /// Nothing: application threads poll it all the time.
+    hot: bool,
+    /// It tells when there is room.
+    for_room: bool,
+}
+
+impl Watch {
+    fn interest(&self) -> EpollFlags {
+        let mut interest = EpollFlags::EPOLLIN;
+        interest.set(EpollFlags::EPOLLOUT, self.for_room);
+        interest
+    }
+}
+
 /// A UDP socket.
 pub(super) struct Sock {
     socket: UdpSocket,
@@ -39,6 +59,9 @@ pub(super) struct Sock {
     pub(super) inbox: Mutex<Option<Inbox<INBOX>>>,
     /// An application thread has polled it.
     polled: AtomicBool,
+    /// How often they did.
+    polls: AtomicU32,
+    watch: Mutex<Watch>,
     /// Polls in a row that brought nothing.
     idle: AtomicU32,
     /// It had no room for packets the last time.
@@ -104,6 +127,8 @@ impl Sock {
             no_checksum,
             inbox: Mutex::new(None),
             polled: AtomicBool::new(false),
+            polls: AtomicU32::new(0),
+            watch: Mutex::default(),
             idle: AtomicU32::new(0),
             blocked: AtomicBool::new(false),
             waiting: Mutex::default(),
@@ -126,8 +151,14 @@ impl Sock {
     }
 
     /// Takes note of a poll of an application thread.
-    pub(super) fn note_poll(&self, got: usize) {
+    pub(super) fn note_poll(&self, engine: &Engine, got: usize) {
         self.polled.store(true, Ordering::Relaxed);
+        // Lost increments are harmless.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(HEAT_EVERY) {
+            self.heat(engine);
+        }
         let idle = if got > 0 {
             0
         } else {
@@ -150,10 +181,42 @@ impl Sock {
     }
 
     fn watch_for_room(&self, engine: &Engine, on: bool) {
-        let mut interest = EpollFlags::EPOLLIN;
-        interest.set(EpollFlags::EPOLLOUT, on);
-        if let Some(&token) = self.token.get() {
-            engine.rewatch(Set::Data, token, self.fd(), interest);
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.for_room = on;
+        if let Some(&token) = self.token.get()
+            && !watch.hot
+        {
+            engine.rewatch(Set::Data, token, self.fd(), watch.interest());
+        }
+    }
+
+    /// Application threads poll this socket all the time: epoll need not watch it meanwhile.
+    fn heat(&self, engine: &Engine) {
+        let Some(&token) = self.token.get() else {
+            return;
+        };
+        if !engine.is_backed_off() {
+            return;
+        }
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if watch.hot || watch.for_room {
+            return;
+        }
+        watch.hot = true;
+        engine.mute(self.fd());
+        drop(watch);
+        if !engine.add_hot(token) {
+            self.cool(engine);
+        }
+    }
+
+    /// They do no more.
+    fn cool(&self, engine: &Engine) {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&token) = self.token.get()
+            && std::mem::take(&mut watch.hot)
+        {
+            engine.unmute(token, self.fd(), watch.interest());
         }
     }
 
@@ -234,6 +297,12 @@ impl Source for Served {
                     || sock.any_waiting.load(Ordering::Relaxed)
             }
             None => true,
+        }
+    }
+
+    fn cool(&self, engine: &Engine) {
+        if let Some(sock) = self.port.socks.get(self.which).and_then(OnceLock::get) {
+            sock.cool(engine);
         }
     }
 }
