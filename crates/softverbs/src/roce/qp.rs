@@ -100,10 +100,12 @@ impl Roce {
     pub(crate) fn new(device: &Device, attr: &QpInitAttr<'_>) -> Result<Self> {
         let port = Port::get(Engine::get()?)?;
         let qpn = port.alloc_qpn()?;
+        let port_mtu = PathMtu::ALL[device.active_mtu() as usize - 1];
         let config = QpConfig {
             sq_sig_all: attr.sq_sig_all,
             copy_limit: COPY_LIMIT,
-            port_mtu: PathMtu::ALL[device.active_mtu() as usize - 1],
+            port_mtu,
+            max_window: window_for(port.receive_room(), port_mtu),
             ..QpConfig::new(attr.qp_type, qpn, attr.cap.max_send_wr)
         };
         Ok(Self {
@@ -311,6 +313,15 @@ impl Drop for Roce {
     fn drop(&mut self) {
         self.port.free_qpn(self.queue_pair.config().qpn);
     }
+}
+
+/// Most packets in flight: a part of what a socket like ours holds for a peer that is not scheduled
+/// just now. Where the system allows more room, more than the peer takes in one turn does not help.
+fn window_for(room: usize, mtu: PathMtu) -> u32 {
+    /// Queue pairs that may fill it at once, the kernel's bookkeeping included.
+    const SHARES: usize = 4;
+    let packets = room / (SHARES * mtu.octets());
+    u32::try_from(packets.clamp(16, 256)).unwrap_or(16)
 }
 
 /// What became of a batch.

@@ -2,6 +2,7 @@
 //! to the process that has it.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
 
 use smallvec::SmallVec;
@@ -23,10 +24,20 @@ use crate::engine::Engine;
 
 /// Calls of one burst; the acknowledges go out after it.
 const ROUNDS: usize = 3;
-/// The first call of a burst is small: mostly there is one packet.
-const FIRST_ROUND: usize = 2;
+/// A poll asks for one datagram, since asking in vain for a second costs a part of a round trip;
+/// after so many polls in a row that found one, it asks for many.
+const HITS: u32 = 2;
+/// Where no application waits.
+const SOME: usize = 2;
+/// Octets of a datagram, or of several that the kernel put together, that make a stream of it. A
+/// stream is taken in small portions, which are still in the core's cache when they are placed.
+const BULK: usize = 16 << 10;
+const BULK_PORTION: usize = 2;
 /// An application thread looks at all sockets once in so many polls, a power of two.
 const ALL_EVERY: u32 = 64;
+
+/// Bursts that make up for what a socket can hold.
+const ALL_BURSTS: usize = 32;
 
 /// Where a packet came from and how.
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +67,7 @@ impl Port {
     /// Receives what has come, on this thread, unless another one is at it. Returns the number of
     /// packets.
     pub(crate) fn poll(&self, engine: &Engine) -> usize {
-        let polls = self
-            .polls
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let polls = self.polls.fetch_add(1, Ordering::Relaxed);
         let all = polls.is_multiple_of(ALL_EVERY);
         let mut packets = 0;
         // The engine's thread leaves the sockets alone, however long it takes.
@@ -68,7 +77,7 @@ impl Port {
                 continue;
             };
             if all || sock.is_busy() {
-                let got = self.receive(which);
+                let got = self.receive(which, true);
                 sock.note_poll(engine, got);
                 sock.offer_room(engine);
                 packets += got;
@@ -90,14 +99,18 @@ impl Port {
         for (which, sock) in self.socks.iter().enumerate() {
             let Some(sock) = sock.get() else { continue };
             alone &= !matches!(sock.inbox.try_lock(), Err(TryLockError::WouldBlock));
-            self.receive(which);
+            let mut left = ALL_BURSTS;
+            while left > 0 && self.receive(which, false) > 0 {
+                left -= 1;
+            }
         }
         self.receive_relayed();
         alone
     }
 
-    /// Receives from one socket, unless another thread is at it.
-    pub(super) fn receive(&self, which: usize) -> usize {
+    /// Receives from one socket, unless another thread is at it. `polled` if an application thread
+    /// will look again at once.
+    pub(super) fn receive(&self, which: usize, polled: bool) -> usize {
         debug_assert_ne!(which, RELAY);
         let Some(sock) = self.socks.get(which).and_then(std::sync::OnceLock::get) else {
             return 0;
@@ -109,25 +122,42 @@ impl Port {
         };
         let inbox = inbox.get_or_insert_with(Inbox::new);
         let mut burst = Burst::new(self, which >= PUBLIC_V4);
-        for round in 0..ROUNDS {
-            let (most, got) = if round == 0 {
-                (FIRST_ROUND, inbox.receive::<FIRST_ROUND>(sock.fd()))
-            } else {
-                (INBOX, inbox.receive::<INBOX>(sock.fd()))
+        let mut most = match (polled, sock.hits()) {
+            (true, HITS..) => INBOX,
+            (true, _) => 1,
+            (false, _) => SOME,
+        };
+        let mut found = None;
+        for _ in 0..ROUNDS {
+            let got = match most {
+                1 => inbox.receive::<1>(sock.fd()),
+                SOME => inbox.receive::<SOME>(sock.fd()),
+                _ => inbox.receive::<INBOX>(sock.fd()),
             };
             let got = match got {
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
+            found.get_or_insert(got > usize::from(most == INBOX));
             burst.begin_round();
-            for index in 0..got {
-                burst.datagrams(sock, inbox, index);
-            }
+            let octets: usize = (0..got)
+                .map(|index| burst.datagrams(sock, inbox, index))
+                .sum();
             if got < most {
                 break;
             }
+            if octets >= got * BULK {
+                most = BULK_PORTION;
+                self.engine.bulk.store(true, Ordering::Relaxed);
+            } else if most == 1 {
+                // The next poll takes the next one.
+                break;
+            } else {
+                most = INBOX;
+            }
         }
+        sock.note_hit(found.unwrap_or(false));
         let packets = burst.end();
         if packets > 0 {
             sock.note_traffic();
@@ -167,16 +197,16 @@ impl<'a> Burst<'a> {
         self.packets
     }
 
-    /// What one call of the kernel brought from one sender.
-    fn datagrams(&mut self, sock: &Sock, inbox: &Inbox<INBOX>, index: usize) {
+    /// What one call of the kernel brought from one sender. How many octets it was.
+    fn datagrams(&mut self, sock: &Sock, inbox: &Inbox<INBOX>, index: usize) -> usize {
         let counters = &self.port.counters;
         let Some((received, octets)) = inbox.get(index) else {
             add(&counters.malformed, 1);
-            return;
+            return 0;
         };
         if octets.is_empty() || received.truncated {
             add(&counters.malformed, 1);
-            return;
+            return octets.len();
         }
         let mut arrival = Arrival {
             from: ReceivedFrom {
@@ -197,6 +227,7 @@ impl<'a> Burst<'a> {
             self.packet(&arrival, packet);
             arrival.ident = arrival.ident.wrapping_add(1);
         }
+        octets.len()
     }
 
     /// One packet.

@@ -64,6 +64,8 @@ pub(super) struct Sock {
     watch: Mutex<Watch>,
     /// Polls in a row that brought nothing.
     idle: AtomicU32,
+    /// Receptions in a row that brought as much as could be expected.
+    hits: AtomicU32,
     /// It had no room for packets the last time.
     pub(super) blocked: AtomicBool,
     waiting: Mutex<Vec<Weak<dyn PacketSink>>>,
@@ -129,7 +131,9 @@ impl Sock {
             polled: AtomicBool::new(false),
             polls: AtomicU32::new(0),
             watch: Mutex::default(),
-            idle: AtomicU32::new(0),
+            // Until something comes it is left to epoll.
+            idle: AtomicU32::new(IDLE_POLLS),
+            hits: AtomicU32::new(0),
             blocked: AtomicBool::new(false),
             waiting: Mutex::default(),
             any_waiting: AtomicBool::new(false),
@@ -165,6 +169,21 @@ impl Sock {
             self.idle.load(Ordering::Relaxed).saturating_add(1)
         };
         self.idle.store(idle, Ordering::Relaxed);
+    }
+
+    /// How often in a row there was as much as could be expected.
+    pub(super) fn hits(&self) -> u32 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    /// Whether there was this time.
+    pub(super) fn note_hit(&self, hit: bool) {
+        let hits = if hit {
+            self.hits().saturating_add(1)
+        } else {
+            0
+        };
+        self.hits.store(hits, Ordering::Relaxed);
     }
 
     /// Something came, by whoever's receiving.
@@ -281,7 +300,7 @@ impl Source for Served {
             sock.offer_room(engine);
         }
         if readiness.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLERR) {
-            self.port.receive(self.which);
+            self.port.receive(self.which, false);
         }
     }
 
