@@ -9,6 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 use softverbs::Transport;
 
 use crate::stats::median;
+use crate::udp::Style;
 use crate::{Args, Outcome, ours, raw, udp};
 
 /// Processor time of this thread, and of all threads.
@@ -48,7 +49,11 @@ pub(crate) fn compare(args: &Args, out: &mut impl Write, transport: Transport) -
     let (mib, iterations, rounds) = (args.mib, args.iterations, args.rounds);
     let (protocol, raw_ping, raw_stream): (_, fn(usize) -> _, fn(usize) -> _) = match transport {
         Transport::Iwarp => ("TCP", raw::ping_alone, raw::stream_alone),
-        Transport::Roce => ("UDP", udp::ping_alone, udp::stream_alone),
+        Transport::Roce => (
+            "UDP",
+            |iterations| udp::ping_alone(iterations, Style::Connected),
+            udp::stream_alone,
+        ),
     };
     let messages = 2 * iterations;
     let mut sends: [Costs; 2] = Default::default();

@@ -19,6 +19,7 @@ use softverbs::Transport;
 
 use crate::ours::Way;
 use crate::stats::{Latency, median};
+use crate::udp::Style;
 
 /// What every measurement returns.
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -73,7 +74,11 @@ enum Role {
     UdpSink { mib: usize },
     /// Answers raw packets, busy-polling.
     #[command(hide = true)]
-    UdpEcho { iterations: usize },
+    UdpEcho {
+        iterations: usize,
+        #[arg(long)]
+        addressed: bool,
+    },
     /// A passive target of RDMA Writes.
     #[command(hide = true)]
     Target { transport: String },
@@ -91,7 +96,11 @@ impl Role {
             Self::RawSink { mib } => raw::sink(mib),
             Self::RawEcho { iterations } => raw::echo(iterations),
             Self::UdpSink { mib } => udp::sink(mib),
-            Self::UdpEcho { iterations } => udp::echo(iterations),
+            Self::UdpEcho {
+                iterations,
+                addressed: true,
+            } => udp::echo(iterations, Style::Addressed),
+            Self::UdpEcho { iterations, .. } => udp::echo(iterations, Style::Connected),
             Self::Target { transport } => ours::target(transport.parse()?),
             Self::Echo {
                 transport,
@@ -250,36 +259,18 @@ fn roce_bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
 }
 
 fn latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
-    compare_latency(args, out, "TCP", "raw-echo", raw::ping, Transport::Iwarp)
-}
-
-fn roce_latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
-    compare_latency(args, out, "UDP", "udp-echo", udp::ping, Transport::Roce)
-}
-
-fn compare_latency(
-    args: &Args,
-    out: &mut impl Write,
-    protocol: &str,
-    echo: &str,
-    ping: impl Fn(SocketAddr, usize) -> Outcome<Vec<Duration>>,
-    transport: Transport,
-) -> Outcome<()> {
     let text = args.iterations.to_string();
-    let mut raw = Latency::default();
-    let mut sends = Latency::default();
+    let (mut raw, mut sends) = (Latency::default(), Latency::default());
     for _ in 0..args.rounds {
-        let peer = Peer::start(&[echo, &text])?;
-        raw.add(ping(peer.address, args.iterations)?);
+        let peer = Peer::start(&["raw-echo", &text])?;
+        raw.add(raw::ping(peer.address, args.iterations)?);
         peer.finish()?;
-        let peer = Peer::start(&["echo", transport.name(), &text])?;
-        sends.add(ours::ping(peer.address, args.iterations, transport)?);
-        peer.finish()?;
+        sends.add(send_latency(args, Transport::Iwarp)?);
     }
     writeln!(
         out,
-        "8-octet half round trip over {transport}, us (median of {} rounds):
-  raw {protocol}, busy-polling   mean {:7.2}  median {:7.2}
+        "8-octet half round trip over iWARP, us (median of {} rounds):
+  raw TCP, busy-polling   mean {:7.2}  median {:7.2}
   Send                    mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)",
         args.rounds,
         raw.mean(),
@@ -290,6 +281,45 @@ fn compare_latency(
         sends.typical() / raw.typical()
     )?;
     Ok(())
+}
+
+fn roce_latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
+    let text = args.iterations.to_string();
+    let (mut connected, mut addressed) = (Latency::default(), Latency::default());
+    let mut sends = Latency::default();
+    for _ in 0..args.rounds {
+        let peer = Peer::start(&["udp-echo", &text])?;
+        connected.add(udp::ping(peer.address, args.iterations, Style::Connected)?);
+        peer.finish()?;
+        let peer = Peer::start(&["udp-echo", "--addressed", &text])?;
+        addressed.add(udp::ping(peer.address, args.iterations, Style::Addressed)?);
+        peer.finish()?;
+        sends.add(send_latency(args, Transport::Roce)?);
+    }
+    writeln!(
+        out,
+        "8-octet half round trip over RoCEv2, us (median of {} rounds):
+  raw UDP, connected      mean {:7.2}  median {:7.2}
+  raw UDP, addressed      mean {:7.2}  median {:7.2}
+  Send                    mean {:7.2}  median {:7.2}   ratio of medians {:.2} (connected) {:.2} (addressed)",
+        args.rounds,
+        connected.mean(),
+        connected.typical(),
+        addressed.mean(),
+        addressed.typical(),
+        sends.mean(),
+        sends.typical(),
+        sends.typical() / connected.typical(),
+        sends.typical() / addressed.typical()
+    )?;
+    Ok(())
+}
+
+fn send_latency(args: &Args, transport: Transport) -> Outcome<Vec<Duration>> {
+    let peer = Peer::start(&["echo", transport.name(), &args.iterations.to_string()])?;
+    let took = ours::ping(peer.address, args.iterations, transport)?;
+    peer.finish()?;
+    Ok(took)
 }
 
 /// The child tells where it listens.

@@ -5,12 +5,16 @@
 //! takes them out together. The receiver leaves the octets where the kernel put them, and
 //! acknowledges now and then, so that nothing is lost.
 
-use std::io::{ErrorKind, IoSlice};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{
+    ControlMessage, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
+};
 
 use crate::{Outcome, announce};
 
@@ -191,52 +195,145 @@ fn pair() -> Outcome<(UdpSocket, UdpSocket)> {
     Ok((one, other))
 }
 
-fn receive_busily(socket: &UdpSocket) -> Outcome<()> {
-    let mut room = [0; SMALL];
-    loop {
-        match socket.recv(&mut room) {
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.into()),
+/// How small packets are exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// On connected sockets, which is the least that UDP can cost.
+    Connected,
+    /// As the ICRC needs it: the sender names its source address on a socket that is not connected
+    /// (a connected one numbers its packets), and the receiver is told both addresses and the type
+    /// of service.
+    Addressed,
+}
+
+/// One end of a ping-pong.
+struct End {
+    socket: UdpSocket,
+    style: Style,
+    peer: SockaddrIn,
+    control: Vec<u8>,
+}
+
+impl End {
+    fn new(socket: UdpSocket, peer: SocketAddr, style: Style) -> Outcome<Self> {
+        socket.set_nonblocking(true)?;
+        let SocketAddr::V4(peer) = peer else {
+            return Err("IPv4 only".into());
+        };
+        match style {
+            Style::Connected => socket.connect(peer)?,
+            Style::Addressed => {
+                setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+                setsockopt(&socket, sockopt::IpRecvTos, &true)?;
+                setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
+            }
+        }
+        Ok(Self {
+            socket,
+            style,
+            peer: SockaddrIn::from(peer),
+            control: vec![0; 192],
+        })
+    }
+
+    fn send(&self) -> Outcome<()> {
+        let octets = [1; SMALL];
+        if self.style == Style::Connected {
+            self.socket.send(&octets)?;
+            return Ok(());
+        }
+        let info = libc::in_pktinfo {
+            ipi_ifindex: 0,
+            ipi_spec_dst: libc::in_addr {
+                s_addr: u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()),
+            },
+            ipi_addr: libc::in_addr { s_addr: 0 },
+        };
+        let control = [ControlMessage::Ipv4PacketInfo(&info)];
+        let slices = [IoSlice::new(&octets)];
+        let fd = self.socket.as_raw_fd();
+        sendmsg(
+            fd,
+            &slices,
+            &control,
+            MsgFlags::MSG_DONTWAIT,
+            Some(&self.peer),
+        )?;
+        Ok(())
+    }
+
+    fn receive_busily(&mut self) -> Outcome<()> {
+        let mut room = [0; 2 * SMALL];
+        loop {
+            let empty = match self.style {
+                Style::Connected => match self.socket.recv(&mut room) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => true,
+                    result => {
+                        result?;
+                        false
+                    }
+                },
+                Style::Addressed => {
+                    let fd = self.socket.as_raw_fd();
+                    let mut slices = [IoSliceMut::new(&mut room)];
+                    let control = Some(self.control.as_mut_slice());
+                    match recvmsg::<SockaddrIn>(fd, &mut slices, control, MsgFlags::MSG_DONTWAIT) {
+                        Err(Errno::EAGAIN) => true,
+                        result => {
+                            result?;
+                            false
+                        }
+                    }
+                }
+            };
+            if !empty {
+                return Ok(());
+            }
         }
     }
 }
 
 /// Answers packets.
-pub(crate) fn echo(iterations: usize) -> Outcome<()> {
-    let socket = accept()?;
-    socket.set_nonblocking(true)?;
+pub(crate) fn echo(iterations: usize, style: Style) -> Outcome<()> {
+    let socket = bind()?;
+    announce(socket.local_addr()?)?;
+    let (_, from) = socket.recv_from(&mut [0; SMALL])?;
+    let mut end = End::new(socket, from, style)?;
     for _ in 0..iterations {
-        receive_busily(&socket)?;
-        socket.send(&[1; SMALL])?;
+        end.receive_busily()?;
+        end.send()?;
     }
     Ok(())
 }
 
 /// Round trips.
-pub(crate) fn ping(address: SocketAddr, iterations: usize) -> Outcome<Vec<Duration>> {
-    let socket = connect(address)?;
-    socket.set_nonblocking(true)?;
+pub(crate) fn ping(address: SocketAddr, iterations: usize, style: Style) -> Outcome<Vec<Duration>> {
+    let socket = bind()?;
+    socket.send_to(&[0; SMALL], address)?;
+    let mut end = End::new(socket, address, style)?;
     let mut took = Vec::with_capacity(iterations);
     for _ in 0..iterations {
         let start = Instant::now();
-        socket.send(&[1; SMALL])?;
-        receive_busily(&socket)?;
+        end.send()?;
+        end.receive_busily()?;
         took.push(start.elapsed());
     }
     Ok(took)
 }
 
 /// Both ends of a ping-pong on this thread.
-pub(crate) fn ping_alone(iterations: usize) -> Outcome<()> {
-    let (one, other) = pair()?;
-    one.set_nonblocking(true)?;
-    other.set_nonblocking(true)?;
+pub(crate) fn ping_alone(iterations: usize, style: Style) -> Outcome<()> {
+    let (one, other) = (bind()?, bind()?);
+    let (to_one, to_other) = (one.local_addr()?, other.local_addr()?);
+    let mut ends = [
+        End::new(one, to_other, style)?,
+        End::new(other, to_one, style)?,
+    ];
     for _ in 0..iterations {
-        one.send(&[1; SMALL])?;
-        receive_busily(&other)?;
-        other.send(&[1; SMALL])?;
-        receive_busily(&one)?;
+        ends[0].send()?;
+        ends[1].receive_busily()?;
+        ends[1].send()?;
+        ends[0].receive_busily()?;
     }
     Ok(())
 }

@@ -136,6 +136,43 @@ fn a_queue_pair_that_fails_ends_the_connection() {
     }
 }
 
+/// An acknowledge may wait for what the application does next, but not beyond the end.
+#[test]
+fn a_message_that_was_seen_is_acknowledged_whatever_follows() {
+    for end in [0, 1, 2] {
+        let (client, server) = pair(&roce());
+        for wr_id in 0..3 {
+            server.recv(wr_id, 0, 64);
+        }
+        // Acknowledges wait only while applications poll.
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < Duration::from_millis(5) {
+            assert_eq!(server.cq.poll(&mut [softverbs::Wc::default()]).unwrap(), 0);
+        }
+        for wr_id in 0..3 {
+            client.send_inline(wr_id, b"seen", SendFlags::SIGNALED);
+            server.success();
+        }
+        match end {
+            0 => server.id.disconnect().unwrap(),
+            1 => {
+                let to_error = softverbs::QpAttr {
+                    qp_state: QpState::Err,
+                    ..softverbs::QpAttr::default()
+                };
+                server
+                    .qp
+                    .modify(&to_error, softverbs::QpAttrMask::STATE)
+                    .unwrap();
+            }
+            _ => drop(server),
+        }
+        for _ in 0..3 {
+            client.success();
+        }
+    }
+}
+
 #[test]
 fn ports_are_not_those_of_tcp() {
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

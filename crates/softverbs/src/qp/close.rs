@@ -155,6 +155,7 @@ impl QpInner {
 
     fn destroy_once(&self) {
         registry::remove(self);
+        self.flush_deferred(false);
         let mut core = self.lock();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(CloseCause::Local),
