@@ -112,16 +112,31 @@ impl Bth {
     /// Writes the header.
     pub fn emit(&self, writer: &mut Writer<'_>) {
         let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-        writer.u8(self.opcode.get());
-        writer.u8(flag(self.solicited, SOLICITED)
+        let flags = flag(self.solicited, SOLICITED)
             | flag(self.mig_req, MIG_REQ)
             | (self.pad_count & PAD) << PAD_SHIFT
-            | self.transport_version & TRANSPORT_VERSION);
-        writer.u16(self.pkey.get());
-        writer.u8(flag(self.fecn, FECN) | flag(self.becn, BECN) | self.reserved6 & RESERVED_6);
-        writer.u24(self.dest_qp.get());
-        writer.u8(flag(self.ack_req, ACK_REQ) | self.reserved7 & RESERVED_7);
-        writer.u24(self.psn.get());
+            | self.transport_version & TRANSPORT_VERSION;
+        let [pkey_high, pkey_low] = self.pkey.get().to_be_bytes();
+        let congestion =
+            flag(self.fecn, FECN) | flag(self.becn, BECN) | self.reserved6 & RESERVED_6;
+        let [_, qp_high, qp_middle, qp_low] = self.dest_qp.get().to_be_bytes();
+        let acknowledge = flag(self.ack_req, ACK_REQ) | self.reserved7 & RESERVED_7;
+        let [_, psn_high, psn_middle, psn_low] = self.psn.get().to_be_bytes();
+        // In one piece: every packet has this header.
+        writer.bytes(&[
+            self.opcode.get(),
+            flags,
+            pkey_high,
+            pkey_low,
+            congestion,
+            qp_high,
+            qp_middle,
+            qp_low,
+            acknowledge,
+            psn_high,
+            psn_middle,
+            psn_low,
+        ]);
     }
 
     /// The octets of the header.
