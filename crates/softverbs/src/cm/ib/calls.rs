@@ -338,7 +338,7 @@ pub(in crate::cm) fn reject(
 /// Flushes the queue pair and tells the peer.
 pub(in crate::cm) fn disconnect(connection: ConnectionId) -> Result<()> {
     let manager = Manager::get()?;
-    // The peer hears that its messages have arrived before it hears that this is the end.
+    // As for `destroy`.
     manager.engine.flush_deferred();
     let now = manager.engine.now();
     let disconnected = manager.lock().endpoint.disconnect(now, connection);

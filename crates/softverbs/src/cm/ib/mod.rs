@@ -285,6 +285,8 @@ impl Manager {
 
     /// The identifier has gone: so does its connection. Callable with the pump's lock held.
     pub(super) fn destroy(&'static self, id: ConnectionId) {
+        // The peer hears that its messages have arrived before it hears that this is the end.
+        self.engine.flush_deferred();
         let _ = self.command(|inner, now| {
             inner.endpoint.destroy(now, id);
             inner.forget(id);
