@@ -64,6 +64,8 @@ pub(crate) struct Engine {
     armed: AtomicUsize,
     /// Application threads poll; the engine's thread leaves the data to them.
     backed_off: AtomicBool,
+    /// When it looks again nevertheless, in nanoseconds.
+    next_look: AtomicU64,
     /// Queue pairs with posted requests that wait for the next poll to be sent together.
     deferred: Mutex<Vec<Weak<QpInner>>>,
     deferred_any: AtomicBool,
@@ -110,6 +112,7 @@ impl Engine {
             inside: AtomicUsize::new(0),
             armed: AtomicUsize::new(0),
             backed_off: AtomicBool::new(false),
+            next_look: AtomicU64::new(0),
             deferred: Mutex::default(),
             deferred_any: AtomicBool::new(false),
             hot: Mutex::default(),
@@ -197,10 +200,14 @@ impl Engine {
         let mut timers = self.timers.lock().unwrap_or_else(PoisonError::into_inner);
         let earlier = timers.set(token, at);
         drop(timers);
-        // A thread that has backed off looks again very soon anyway. SeqCst pairs with
-        // `take_charge`, after which it looks for timers: either it sees this one, or this sees
-        // that it is in charge.
-        if earlier && !self.backed_off.load(Ordering::SeqCst) {
+        // A thread that has backed off looks again very soon anyway, mostly before the timer. SeqCst
+        // pairs with `take_charge`, after which it looks for timers: either it sees this one, or
+        // this sees that it is in charge.
+        let sleeps_longer = || {
+            let next_look = Duration::from_nanos(self.next_look.load(Ordering::Relaxed));
+            at.is_some_and(|at| at.since_epoch() < next_look)
+        };
+        if earlier && (!self.backed_off.load(Ordering::SeqCst) || sleeps_longer()) {
             self.wake();
         }
     }

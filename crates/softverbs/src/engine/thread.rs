@@ -79,7 +79,11 @@ impl Engine {
                 }
                 let steady = self.now() - charged > STEADY;
                 let tick = if steady { STEADY_BACK_OFF } else { BACK_OFF };
-                Some(timer().map_or(tick, |timer| timer.min(tick)))
+                let wait = timer().map_or(tick, |timer| timer.min(tick));
+                let next_look = (self.now() + wait).since_epoch().as_nanos();
+                self.next_look
+                    .store(u64::try_from(next_look).unwrap_or(0), Ordering::Relaxed);
+                Some(wait)
             };
             let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
             if sys::epoll_wait(self.control.0.as_fd(), &mut ready, limit).is_err() {
