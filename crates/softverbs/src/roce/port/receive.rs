@@ -139,7 +139,7 @@ impl Port {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            found.get_or_insert(got > usize::from(most == INBOX));
+            found.get_or_insert_with(|| got > usize::from(most == INBOX));
             burst.begin_round();
             let octets: usize = (0..got)
                 .map(|index| burst.datagrams(sock, inbox, index))
