@@ -43,11 +43,14 @@ impl Costs {
     }
 }
 
+/// Raw work of some messages, or of some MiB.
+type Raw = fn(usize) -> Outcome<()>;
+
 /// Prints the processor time of messages and of writes over a transport, beside that of the raw
 /// protocol below it.
 pub(crate) fn compare(args: &Args, out: &mut impl Write, transport: Transport) -> Outcome<()> {
     let (mib, iterations, rounds) = (args.mib, args.iterations, args.rounds);
-    let (protocol, raw_ping, raw_stream): (_, fn(usize) -> _, fn(usize) -> _) = match transport {
+    let (protocol, raw_ping, raw_stream): (_, Raw, Raw) = match transport {
         Transport::Iwarp => ("TCP", raw::ping_alone, raw::stream_alone),
         Transport::Roce => (
             "UDP",
