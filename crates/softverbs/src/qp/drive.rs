@@ -192,6 +192,15 @@ impl QpInner {
         }
     }
 
+    /// What is being sent takes along what was left for the next poll.
+    pub(super) fn takes_along(&self, core: &mut Core) {
+        if self.deferred.swap(false, Ordering::AcqRel)
+            && let Some(roce) = core.roce()
+        {
+            roce.was_left(false);
+        }
+    }
+
     /// Receives, transmits, hands out.
     fn work(&self, core: &mut MutexGuard<'_, Core>) {
         if let Side::Iwarp(iwarp) = &mut core.side

@@ -515,11 +515,7 @@ impl QpInner {
             }
             self.sent_epoch.store(epoch, Ordering::Relaxed);
         }
-        if self.deferred.swap(false, Ordering::AcqRel)
-            && let Some(roce) = core.roce()
-        {
-            roce.was_left(false);
-        }
+        self.takes_along(&mut core);
         self.at_work(|| self.transmit(&mut core));
     }
 

@@ -6,6 +6,7 @@
 pub(crate) mod address;
 mod modify;
 mod multicast;
+mod patience;
 pub(crate) mod port;
 mod qp;
 

@@ -21,6 +21,7 @@ use softverbs_wire::ib::{Grh, GrhArea, Ipv4Header, Packet};
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
 use super::address::Way;
+use super::patience::Patience;
 use super::port::{PacketMeta, PacketSink, Port, ReceivedFrom, SendPath, Sent};
 use crate::async_event::AsyncEventKind;
 use crate::cm::ib::Manager;
@@ -31,10 +32,6 @@ use crate::error::{Error, Result};
 use crate::qp::{Core, QpInitAttr, QpInner, QpMemory};
 use crate::wr::{SendWr, Wc};
 
-/// When an application lets an acknowledge wait until the engine's thread sends it, so many messages
-/// are acknowledged at once; twice as many each time that it happens again.
-const IMPATIENT: u32 = 8;
-const MOST_SLOW: u32 = 6;
 /// Packets that are put together before they are sent.
 const BATCH_PACKETS: usize = 128;
 /// Batches before another queue pair gets its turn.
@@ -90,10 +87,7 @@ pub(crate) struct Roce {
     /// Packets of an unreliable service were dropped from `pending`: their requests, which have
     /// completed as far as the queue pair knows, are flushed.
     cut: bool,
-    /// So many messages are acknowledged at once: the application was slow to answer one.
-    impatient: u32,
-    /// How often in a row it was.
-    slow: u32,
+    patience: Patience,
 }
 
 impl Roce {
@@ -123,8 +117,7 @@ impl Roce {
             pending_from: 0,
             waiting: false,
             cut: false,
-            impatient: 0,
-            slow: 0,
+            patience: Patience::default(),
         })
     }
 
@@ -213,12 +206,7 @@ impl Roce {
     /// What was left for the application's answer or next poll goes out now; `late` if neither
     /// came in time.
     pub(crate) fn was_left(&mut self, late: bool) {
-        if late {
-            self.impatient = IMPATIENT << self.slow.min(MOST_SLOW);
-            self.slow += 1;
-        } else {
-            self.slow = 0;
-        }
+        self.patience.end(late);
     }
 
     /// The peer is being asked: requests may be posted.
@@ -353,10 +341,7 @@ impl QpInner {
         if !self.engine.is_backed_off() || !roce.pending.is_empty() || !roce.queue_pair.may_wait() {
             return false;
         }
-        if roce.impatient > 0 {
-            roce.impatient -= 1;
-        }
-        roce.impatient == 0
+        roce.patience.begin()
     }
 
     pub(crate) fn send_packets(&self, roce: &mut Roce) {
