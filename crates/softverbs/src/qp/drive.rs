@@ -186,7 +186,7 @@ impl QpInner {
         if self.deferred.swap(false, Ordering::AcqRel) {
             let mut core = self.lock();
             if let Some(roce) = core.roce() {
-                roce.was_left(late);
+                roce.patience.end(late);
             }
             self.transmit(&mut core);
         }
@@ -197,7 +197,7 @@ impl QpInner {
         if self.deferred.swap(false, Ordering::AcqRel)
             && let Some(roce) = core.roce()
         {
-            roce.was_left(false);
+            roce.patience.end(false);
         }
     }
 

@@ -13,7 +13,7 @@ const MOST_SLOW: u32 = 6;
 
 /// What a queue pair has seen of its application.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     /// So many messages are acknowledged at once.
     impatient: u32,
     /// How often in a row the application was slow.
@@ -22,7 +22,7 @@ pub(super) struct Patience {
 
 impl Patience {
     /// What had waited goes out now; `late` if neither an answer nor a poll came in time.
-    pub(super) const fn end(&mut self, late: bool) {
+    pub(crate) const fn end(&mut self, late: bool) {
         if late {
             let doubled = if self.slow < MOST_SLOW {
                 self.slow

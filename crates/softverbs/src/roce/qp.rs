@@ -87,7 +87,7 @@ pub(crate) struct Roce {
     /// Packets of an unreliable service were dropped from `pending`: their requests, which have
     /// completed as far as the queue pair knows, are flushed.
     cut: bool,
-    patience: Patience,
+    pub(crate) patience: Patience,
 }
 
 impl Roce {
@@ -99,7 +99,7 @@ impl Roce {
             sq_sig_all: attr.sq_sig_all,
             copy_limit: COPY_LIMIT,
             port_mtu,
-            max_window: window_for(port.receive_room(), port_mtu),
+            max_window: port.window(port_mtu),
             ..QpConfig::new(attr.qp_type, qpn, attr.cap.max_send_wr)
         };
         Ok(Self {
@@ -203,12 +203,6 @@ impl Roce {
         }
     }
 
-    /// What was left for the application's answer or next poll goes out now; `late` if neither
-    /// came in time.
-    pub(crate) fn was_left(&mut self, late: bool) {
-        self.patience.end(late);
-    }
-
     /// The peer is being asked: requests may be posted.
     pub(crate) fn expect_answer(&mut self) {
         self.early.get_or_insert_default();
@@ -301,15 +295,6 @@ impl Drop for Roce {
     fn drop(&mut self) {
         self.port.free_qpn(self.queue_pair.config().qpn);
     }
-}
-
-/// Most packets in flight: a part of what a socket like ours holds for a peer that is not scheduled
-/// just now. Where the system allows more room, more than the peer takes in one turn does not help.
-fn window_for(room: usize, mtu: PathMtu) -> u32 {
-    /// Queue pairs that may fill it at once, the kernel's bookkeeping included.
-    const SHARES: usize = 4;
-    let packets = room / (SHARES * mtu.octets());
-    u32::try_from(packets.clamp(16, 256)).unwrap_or(16)
 }
 
 /// What became of a batch.

@@ -47,7 +47,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::ROCE_PORT;
-use softverbs_wire::num::{Qpn, ServiceId};
+use softverbs_wire::num::{PathMtu, Qpn, ServiceId};
 
 pub(crate) use self::border::{GsiSink, PacketMeta, PacketSink, ReceivedFrom, SendPath, Sent};
 use self::counters::{CounterValues, Counters};
@@ -347,6 +347,15 @@ impl Port {
             .filter_map(|sock| sock.get()?.options().recv_buffer_size().ok())
             .min()
             .unwrap_or(0)
+    }
+
+    /// Most packets in flight to a peer like us: a part of what its socket holds while it is not
+    /// scheduled. Where the system allows more room, more than a peer takes in one turn does not help.
+    pub(crate) fn window(&self, mtu: PathMtu) -> u32 {
+        /// Queue pairs that may fill it at once, the kernel's bookkeeping included.
+        const SHARES: usize = 4;
+        let packets = self.receive_room() / (SHARES * mtu.octets());
+        u32::try_from(packets.clamp(16, 256)).unwrap_or(16)
     }
 
     /// What the kernel does for the sockets, in words.
