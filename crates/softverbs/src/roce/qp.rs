@@ -320,8 +320,7 @@ impl QpInner {
         Ok(())
     }
 
-    /// Whether acknowledges can wait for the application's answer or its next poll, whichever comes
-    /// first.
+    /// Whether acknowledges wait for the application's answer or next poll.
     fn acknowledges_later(&self, roce: &mut Roce) -> bool {
         if !self.engine.is_backed_off() || !roce.pending.is_empty() || !roce.queue_pair.may_wait() {
             return false;
@@ -557,12 +556,11 @@ impl PacketSink for QpInner {
         let connection = roce.connection;
         if self.acknowledges_later(roce) {
             self.settle_packets(&mut core);
-            drop(core);
             self.again();
         } else {
             self.transmit(&mut core);
-            drop(core);
         }
+        drop(core);
         if let Some(connection) = connection {
             connection.manager.pump_noted();
         }
