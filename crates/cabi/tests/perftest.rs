@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::pair::succeed;
+use common::pair::{succeed, succeed_over};
 
 /// Runs a program once with each line of arguments. `-F` leaves the frequency of the processor alone.
 fn measure(program: &str, variants: &[&str]) {
@@ -52,4 +52,13 @@ fn atomics() {
 fn for_some_time() {
     succeed("ib_write_bw", "-d roce_lo -F -D 1");
     succeed("ib_send_lat", "-d roce_lo -F -D 1");
+}
+
+/// Over iWARP it can be seen from outside when the server listens; over RoCE it cannot, and a client
+/// that comes too early is refused.
+#[test]
+fn by_the_connection_manager_over_iwarp() {
+    for program in ["ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_atomic_lat"] {
+        succeed_over("iwarp", program, "-R -F -n 200");
+    }
 }

@@ -16,11 +16,17 @@ static ONE_PAIR: Mutex<()> = Mutex::new(());
 /// Runs both ends with `arguments`, the client with the address besides; both have to succeed.
 /// Returns what server and client wrote.
 pub(crate) fn succeed(program: &str, arguments: &str) -> [String; 2] {
+    succeed_over("", program, arguments)
+}
+
+/// The same with a transport for the connection manager.
+pub(crate) fn succeed_over(transport: &str, program: &str, arguments: &str) -> [String; 2] {
     let _one_pair = ONE_PAIR.lock().unwrap_or_else(PoisonError::into_inner);
     let port = free_port();
     let command = |address: Option<&str>| {
         let mut command = with_softverbs(program);
         command
+            .env("SOFTVERBS_TRANSPORT", transport)
             .args(arguments.split_whitespace())
             .args(["-p", &port.to_string()])
             .args(address);
