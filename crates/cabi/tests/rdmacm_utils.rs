@@ -195,6 +195,17 @@ fn rdma_xclient_and_xserver() {
     }
 }
 
+/// Over RoCE, which has it.
+#[test]
+fn rdma_xclient_and_xserver_with_xrc() {
+    let port = free_port();
+    pair(
+        "roce",
+        &format!("rdma_xserver -p {port} -c x"),
+        &format!("rdma_xclient -s 127.0.0.1 -p {port} -c x"),
+    );
+}
+
 #[test]
 fn cmtime_with_a_thousand_connections() {
     for transport in TRANSPORTS {

@@ -8,13 +8,15 @@ use softverbs::Context;
 
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result};
-use crate::verbs::{c_context, ibv_alloc_pd, present, state};
+use crate::verbs::{c_context, ibv_alloc_pd, present, state, xrc::open_xrcd};
 
 /// An opened device and its protection domain. They stay: programs compare their addresses, and
 /// make objects that they never destroy.
 struct Opened {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
+    /// Of XRC, once somebody needed it.
+    xrcd: *mut ibv_xrcd,
 }
 
 // SAFETY: pointers to objects that live for ever and that any thread may use.
@@ -38,8 +40,33 @@ pub(super) fn opened(context: &Context) -> Result<(*mut ibv_context, *mut ibv_pd
     if pd.is_null() {
         return Err(Fault::new(libc::ENOMEM));
     }
-    all.push(Opened { context: c, pd });
+    let xrcd = ptr::null_mut();
+    all.push(Opened {
+        context: c,
+        pd,
+        xrcd,
+    });
     Ok((c, pd))
+}
+
+/// The domain of XRC for those who bring none.
+pub(super) fn xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd> {
+    let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let opened = all.iter_mut().find(|opened| opened.context == context);
+    let opened = opened.ok_or(Fault::INVALID)?;
+    if opened.xrcd.is_null() {
+        let mut attr = ibv_xrcd_init_attr {
+            comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+            fd: -1,
+            oflags: libc::O_CREAT,
+        };
+        // SAFETY: an opened device of ours.
+        opened.xrcd = unsafe { open_xrcd(context, &raw mut attr) };
+    }
+    if opened.xrcd.is_null() {
+        return Err(Fault::new(nix::errno::Errno::last_raw()));
+    }
+    Ok(opened.xrcd)
 }
 
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {

@@ -7,12 +7,13 @@ use std::ptr;
 
 use softverbs::QpState;
 
+use super::devices;
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, in_ref, object, out_mut};
 use crate::verbs::qp::{QpInit, create};
 use crate::verbs::{
-    c_qp_attr, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
-    ibv_destroy_qp, ibv_destroy_srq, publish_state, srq,
+    c_qp_attr, create_qp_ex, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, publish_state, srq,
 };
 
 /// Puts the state of a queue pair where C looks for it.
@@ -137,6 +138,10 @@ unsafe fn create_qp(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
     if unsafe { in_ref(attr.pd) }?.context != c.verbs {
         return Err(Fault::INVALID);
     }
+    if c.qp_type == IBV_QPT_XRC_RECV {
+        // SAFETY: the caller's promise.
+        return unsafe { create_receiving_end(id, attr) };
+    }
     let differs = |mine: *mut ibv_cq, given: *mut ibv_cq| {
         !mine.is_null() && !given.is_null() && mine != given
     };
@@ -188,6 +193,31 @@ unsafe fn create_qp(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
     })();
     // SAFETY: the caller's promise.
     made.inspect_err(|_| unsafe { destroy_cqs(id) })
+}
+
+/// Makes the receiving end of an XRC connection.
+///
+/// # Safety
+/// As [`create_qp`].
+unsafe fn create_receiving_end(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+            attr.xrcd = devices::xrcd((*id).verbs)?;
+            attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+        }
+        attr.qp_type = IBV_QPT_XRC_RECV;
+        let qp = create_qp_ex((*id).verbs, attr);
+        if qp.is_null() {
+            return Err(failed());
+        }
+        if let Err(error) = object(id)?.id.attach_qp(object(qp)?.qp()) {
+            ibv_destroy_qp(qp);
+            return Err(error.into());
+        }
+        (*id).qp = qp;
+        publish_state(qp)
+    }
 }
 
 /// What both structs have in common.
@@ -276,10 +306,26 @@ unsafe fn create_srq(id: *mut rdma_cm_id, attr: &mut ibv_srq_init_attr_ex) -> Re
         attr.pd = c.pd;
         attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
     }
+    if attr.srq_type == IBV_SRQT_XRC {
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+            attr.xrcd = devices::xrcd(c.verbs)?;
+        }
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                create_cqs(id, 0, attr.attr.max_wr)?;
+                attr.cq = (*id).recv_cq;
+            }
+        }
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    }
     // SAFETY: the caller's promise.
     let srq = unsafe { srq::create_srq_ex(c.verbs, attr) };
     if srq.is_null() {
-        return Err(failed());
+        let fault = failed();
+        // SAFETY: as above.
+        unsafe { destroy_cqs(id) };
+        return Err(fault);
     }
     // SAFETY: as above.
     unsafe {

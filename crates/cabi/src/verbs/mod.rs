@@ -20,7 +20,7 @@ mod rate;
 pub(crate) mod srq;
 mod strings;
 mod sysfs;
-mod xrc;
+pub(crate) mod xrc;
 
 pub(crate) use self::{
     ah::*, async_event::*, comp_channel::*, context::*, cq::*, device::*, fork::*, mr::*, pd::*,

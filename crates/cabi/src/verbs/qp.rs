@@ -236,7 +236,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
 }
 
 /// `ibv_create_qp_ex`, through the context.
-pub(super) unsafe extern "C" fn create_qp_ex(
+pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {

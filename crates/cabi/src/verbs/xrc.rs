@@ -20,7 +20,7 @@ pub(crate) struct XrcdState {
 c_object!(ibv_xrcd, ibv_xrcd => XrcdState);
 
 /// `ibv_open_xrcd`, through the context.
-pub(super) unsafe extern "C" fn open_xrcd(
+pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
