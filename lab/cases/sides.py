@@ -96,7 +96,8 @@ class Lab:
         """Gives the guests that RDMA device, and all sides that MTU."""
         if link is self.link:
             return
-        for name in ("br0", *(f"tap{number}" for number in self.guests)):
+        prefix = os.environ.get("SOFTVERBS_LAB_TAP", "tap")
+        for name in ("br0", *(f"{prefix}{number}" for number in self.guests)):
             self.guest("host", "ip", "link", "set", name, "mtu", link.mtu)
         for number in self.guests:
             self.guest(
