@@ -24,7 +24,7 @@ impl Endpoint {
             Message::Mra(mra) => self.on_mra(now, address, mra),
             Message::Rej(rej) => self.on_rej(now, address, rej),
             Message::Rep(rep) => self.on_rep(now, address, transaction_id, rep),
-            Message::Rtu(rtu) => self.on_rtu(now, address, rtu),
+            Message::Rtu(rtu) => self.on_rtu(now, address, transaction_id, rtu),
             Message::Dreq(dreq) => self.on_dreq(now, address, transaction_id, dreq),
             Message::Drep(drep) => self.on_drep(now, address, drep),
             Message::Lap(lap) => self.on_lap(now, address, transaction_id, lap),
@@ -212,12 +212,28 @@ impl Endpoint {
         stale
     }
 
-    fn on_rtu(&mut self, now: Time, address: PathAddress, rtu: &Rtu) {
-        if let Some((id, _)) = self
+    fn on_rtu(
+        &mut self,
+        now: Time,
+        address: PathAddress,
+        transaction_id: TransactionId,
+        rtu: &Rtu,
+    ) {
+        let found = self
             .registry
-            .by_both(rtu.remote_comm_id, rtu.local_comm_id, address)
-        {
-            self.peer(now, id, Trigger::Rtu, Input::None);
+            .by_both(rtu.remote_comm_id, rtu.local_comm_id, address);
+        match found {
+            Some((id, _)) => self.peer(now, id, Trigger::Rtu, Input::None),
+            // Its sender believes in a connection, and nothing else would tell it before it sends.
+            None => {
+                let rej = messages::stranger_rej(
+                    rtu.remote_comm_id,
+                    rtu.local_comm_id,
+                    MessageKind::OTHER,
+                    RejReason::INVALID_COMM_ID,
+                );
+                self.send(address, &Mad::new(transaction_id, rej));
+            }
         }
     }
 
@@ -237,12 +253,21 @@ impl Endpoint {
                     self.peer(now, id, Trigger::Dreq, Input::Dreq(transaction_id));
                 }
             }
+            None if self.is_too_early(address, dreq) => {}
             // The connection is gone, which is what the peer wants (IBA vol 1 ch 12, DREP).
             None => {
                 let drep = messages::drep(dreq.remote_comm_id, dreq.local_comm_id);
                 self.send(address, &Mad::new(transaction_id, drep));
             }
         }
+    }
+
+    /// Whether a DREQ may have overtaken the REP of a connection that we asked for. Answered now, its
+    /// sender would forget the connection, and the REP would make one of it here. It comes again.
+    fn is_too_early(&self, address: PathAddress, dreq: &Dreq) -> bool {
+        self.registry
+            .of_peer(dreq.remote_comm_id, address)
+            .is_some_and(|(_, ours)| is_waiting_for_rep(ours) && ours.local_qpn == dreq.remote_qpn)
     }
 
     fn on_drep(&mut self, now: Time, address: PathAddress, drep: &Drep) {

@@ -60,16 +60,20 @@ impl Endpoint {
             self.abandon(ConnectionId(id));
         }
         if next != before {
-            self.enter(now, id, next);
+            let rejected = matches!(action, Action::SendRej | Action::SendConsumerRej);
+            self.enter(now, id, next, rejected);
         }
         Ok(())
     }
 
-    fn enter(&mut self, now: Time, id: u32, next: State) {
+    /// A rejection is kept in TimeWait, for a peer that shows that it was lost.
+    fn enter(&mut self, now: Time, id: u32, next: State, rejected: bool) {
         match next {
             State::Timewait => {
                 if let Some(connection) = self.registry.get_mut(id) {
-                    connection.saved = None;
+                    if !rejected {
+                        connection.saved = None;
+                    }
                     let wait = connection.timewait.min(self.config.max_timewait);
                     self.registry.set_deadline(id, Some(now + wait));
                 }
@@ -143,6 +147,7 @@ impl Endpoint {
             }
             Action::SendTimeoutRej => self.send_timeout_rej(id),
             Action::RejectStaleReq => self.reject_stale_req(id),
+            Action::RejectOver => self.reject_over(id, trigger),
             Action::Rejected => {
                 if let Input::Rej(rej) = input {
                     self.rejected(id, rejected(rej));
@@ -345,6 +350,7 @@ impl Endpoint {
             );
             self.withdraw(id);
             self.send(address, &mad);
+            self.keep(id, &mad);
         }
         Ok(())
     }
@@ -369,6 +375,26 @@ impl Endpoint {
             let (address, mad) = (connection.address, connection.mad(rej));
             self.send(address, &mad);
         }
+    }
+
+    fn reject_over(&mut self, id: u32, trigger: Trigger) {
+        if let Some(connection) = self.registry.get(id)
+            && connection.saved.is_none()
+        {
+            let kind = match trigger {
+                Trigger::Rep => MessageKind::REP,
+                _ => MessageKind::OTHER,
+            };
+            let rej = messages::stranger_rej(
+                CommId::new(id),
+                connection.remote_comm_id,
+                kind,
+                RejReason::INVALID_COMM_ID,
+            );
+            let (address, mad) = (connection.address, connection.mad(rej));
+            self.send(address, &mad);
+        }
+        self.resend(id);
     }
 
     fn rejected(&mut self, id: u32, rejected: Rejected) {

@@ -252,6 +252,8 @@ pub enum Action {
     SendTimeoutRej,
     /// Send a REJ: stale connection, of the REQ.
     RejectStaleReq,
+    /// Send the REJ again that ended the connection, or one that says that it is over.
+    RejectOver,
     /// Tell the application that it was rejected.
     Rejected,
     /// Tell the application that it was rejected: the connection is stale.
@@ -343,6 +345,9 @@ pub const fn transition(state: State, trigger: Trigger) -> (Action, State) {
         (S::DreqSent, T::Dreq) => (A::CrossDrep, S::Timewait),
         // Our DREP was lost, or crossed the peer's DREQ.
         (S::Timewait, T::Dreq) => (A::AnswerDreq, state),
+        // The peer has not heard of the end, and believes in the connection: our REJ was lost, or
+        // our DREQ overtook the REP. No timer of its own would tell it.
+        (S::Timewait, T::Rep | T::Rtu) => (A::RejectOver, state),
         // A REQ of this connection that lived longer than the connection.
         (S::Timewait, T::Req) => (A::RejectStaleReq, state),
 
