@@ -68,7 +68,7 @@ impl Misuse {
 }
 
 /// A fault, by whose it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Fault {
     /// Bytes that are no frame.
     #[error("malformed frame: {0}")]

@@ -7,7 +7,7 @@ use crate::wr::{BindMw, RecvRequest, Sge};
 
 bitflags! {
     /// Access rights of a memory region; the values are those of `enum ibv_access_flags`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// Local work requests may write (receives, read sinks, atomic results).
         const LOCAL_WRITE = 1;

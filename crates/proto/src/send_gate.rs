@@ -21,7 +21,7 @@ pub enum Opener {
 }
 
 /// Whether requests may leave the send queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendGate {
     /// They wait for an opener.
     Closed {

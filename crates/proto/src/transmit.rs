@@ -3,7 +3,7 @@
 use softverbs_wire::num::Lkey;
 
 /// One element of the gather list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Piece {
     /// Octets of the batch's own scratch buffer.
     Scratch {

@@ -7,7 +7,7 @@ use softverbs_wire::num::{Lkey, Rkey};
 use crate::memory::Access;
 
 /// A piece of local registered memory, laid out as `struct ibv_sge`: a list of C's is a list of these.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Sge {
     /// Virtual address of the first octet.
@@ -26,7 +26,7 @@ pub type InlineData = SmallVec<[u8; 64]>;
 
 bitflags! {
     /// Flags of a send work request.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SendFlags: u32 {
         /// Start only after earlier RDMA Reads and Atomics of this queue have completed.
         const FENCE = 1;
@@ -38,7 +38,7 @@ bitflags! {
 }
 
 /// What a send work request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendOp {
     /// A message into the peer's next receive.
     Send,
@@ -96,7 +96,7 @@ pub enum SendOp {
 }
 
 /// A memory window and what it is to show (`struct ibv_mw_bind_info`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BindMw {
     /// Any key that the window has had: all but its lowest octet stays.
     pub window: Rkey,
@@ -113,7 +113,7 @@ pub struct BindMw {
 }
 
 /// Where the payload of a send work request comes from (or goes to, for reads and atomics).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Payload {
     /// Registered memory.
     Sges(SgeList),
@@ -137,7 +137,7 @@ impl Payload {
 }
 
 /// A send work request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest {
     /// The application's name for it.
     pub wr_id: u64,
@@ -150,7 +150,7 @@ pub struct SendRequest {
 }
 
 /// A receive work request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecvRequest {
     /// The application's name for it.
     pub wr_id: u64,
@@ -212,7 +212,7 @@ impl WcOpcode {
 
 /// The end of one work request. Proto reports unsignaled successes to nobody, so each value is
 /// one entry for a completion queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
     /// The application's name for the request.
     pub wr_id: u64,

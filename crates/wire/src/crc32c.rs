@@ -9,7 +9,7 @@ use std::fmt;
 use crc_fast::{CrcAlgorithm, Digest};
 
 /// A CRC32C over the octets seen so far.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Crc32c(u32);
 
 impl Crc32c {

@@ -6,7 +6,7 @@ use softverbs_wire::num::{PathMtu, TimeoutCode};
 
 /// Timers, retries and limits. The default is what Linux uses, and limits that no honest peer
 /// meets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// How long a peer may take to answer one of our messages, and how long we say that we take:
     /// 4.096 µs × 2^code (`CMA_CM_RESPONSE_TIMEOUT`).

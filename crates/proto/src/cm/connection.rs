@@ -16,7 +16,7 @@ use crate::qp_state::QpType;
 use crate::time::Time;
 
 /// What the two sides of a connection, and those of a resolution, keep for later.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) enum Role {
     /// We sent the REQ.
     Active(Box<Active>),
@@ -29,7 +29,7 @@ pub(super) enum Role {
 }
 
 /// What the active side's queue pair needs, besides what the REP says.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Active {
     pub(super) qp_type: QpType,
     pub(super) path_mtu: PathMtu,
@@ -98,7 +98,7 @@ impl Active {
 }
 
 /// What the passive side keeps of the REQ.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Passive {
     pub(super) service_id: ServiceId,
     pub(super) qp_type: QpType,
@@ -171,7 +171,7 @@ impl Role {
 }
 
 /// A connection. Its state changes in the registry only, which files it by state.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Connection {
     pub(super) state: State,
     pub(super) role: Role,

@@ -51,7 +51,7 @@ use crate::fault::Misuse;
 use crate::time::Time;
 
 /// A device's connection manager. See the module for the contract.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Endpoint {
     pub(super) config: Config,
     pub(super) guid: Guid,

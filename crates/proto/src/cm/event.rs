@@ -13,7 +13,7 @@ use crate::qp_state::QpType;
 use crate::send_gate::Opener;
 
 /// A management datagram to send to the peer's QP1.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transmit {
     /// From where to where.
     pub address: PathAddress,
@@ -55,7 +55,7 @@ impl CmStatus {
 /// [`Unreachable`](Self::Unreachable) and [`Disconnected`](Self::Disconnected), unless its owner
 /// ended it first by rejecting, dropping or destroying it; a resolution ends with
 /// [`SidrReply`](Self::SidrReply) or [`Unreachable`](Self::Unreachable).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CmEvent {
     /// Passive side, first event of a new connection: somebody wants to connect. Accept it, reject
     /// it or drop it.
@@ -95,7 +95,7 @@ impl CmEvent {
 }
 
 /// What has to be done to the queue pair of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpAction {
     /// INIT to RTR.
     ToRtr(RtrAttributes),
@@ -109,7 +109,7 @@ pub enum QpAction {
 }
 
 /// Attributes of the transition from INIT to RTR.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RtrAttributes {
     /// RC or UC.
     pub qp_type: QpType,
@@ -129,7 +129,7 @@ pub struct RtrAttributes {
 }
 
 /// Where packets of a queue pair go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpPath {
     /// Our GID.
     pub local_gid: Gid,
@@ -148,7 +148,7 @@ pub struct QpPath {
 }
 
 /// Attributes of the transition from RTR to RTS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RtsAttributes {
     /// PSN of the first packet that we send.
     pub sq_psn: Psn,
@@ -164,7 +164,7 @@ pub struct RtsAttributes {
 
 /// A request for a connection. Depths are already from our side's view, as in the RDMA CM's
 /// `CONNECT_REQUEST`: what the peer serves is what we may have outstanding.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Who listens for it.
     pub listener: ListenToken,
@@ -214,7 +214,7 @@ pub struct Request {
 }
 
 /// The acceptance of a request of ours. Depths are from our side's view, as in [`Request`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
@@ -241,7 +241,7 @@ pub struct Reply {
 }
 
 /// Why the peer gave a connection up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rejected {
     /// Why.
     pub reason: RejReason,
@@ -252,7 +252,7 @@ pub struct Rejected {
 }
 
 /// A question for the queue pair that serves a service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SidrRequest {
     /// Who listens for it.
     pub listener: ListenToken,
@@ -270,7 +270,7 @@ pub struct SidrRequest {
 }
 
 /// The answer to a question of ours.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SidrReply {
     /// Whether the rest means something. Only [`SidrStatus::VALID`] is a success; the RDMA CM
     /// reports others as an unreachable peer with this status.

@@ -4,7 +4,7 @@
 ///
 /// An ID is a prefix, which tells the processes of one host address apart, and below it a counter
 /// that is mixed with a secret, so that peers cannot tell how many connections there were.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct IdSpace {
     /// The bits above the counter's. Zero if there are none.
     prefix: u32,

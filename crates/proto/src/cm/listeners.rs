@@ -17,7 +17,7 @@ pub(super) enum NoListener {
     Address,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Listeners(Vec<(ListenToken, Listen)>);
 
 impl Listeners {

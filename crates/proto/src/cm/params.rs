@@ -61,7 +61,7 @@ impl core::fmt::Display for ConnectionId {
 pub struct ListenToken(pub u64);
 
 /// What a listener listens for. Both kinds of requests come to it: REQ and SIDR_REQ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Listen {
     /// The service.
     pub service_id: ServiceId,

@@ -16,7 +16,7 @@ type RemoteId = (Gid, Guid, u32);
 /// A peer's queue pair.
 type RemoteQp = (Gid, Guid, Qpn);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Registry {
     connections: BTreeMap<u32, Connection>,
     by_remote_id: BTreeMap<RemoteId, u32>,

@@ -30,7 +30,7 @@ const HEAD_MAX: usize =
 const FIRST: usize = UlpduLength::LEN + Control::LEN;
 
 /// Where in an FPDU the next octet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
     /// In what is collected, of which there will be `need` octets.
     Head { need: usize },
@@ -42,7 +42,7 @@ enum State {
     Trailer { need: usize },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Deframer {
     crc: bool,
     markers: bool,

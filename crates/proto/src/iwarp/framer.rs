@@ -79,7 +79,7 @@ impl Source<'_> {
 }
 
 /// Makes FPDUs.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Framer {
     crc: bool,
     markers: bool,

@@ -30,7 +30,7 @@ pub(super) enum Shape {
 }
 
 /// Whose payload the current segment carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// None that is placed.
     Nothing,
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 }
 
 /// The current segment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) struct Segment {
     pub(super) kind: Kind,
     /// Octets of its payload.
@@ -57,7 +57,7 @@ pub(super) struct Segment {
 }
 
 /// The peer's messages.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Inbound {
     pub(super) segment: Segment,
     /// An RDMA Write in the middle.

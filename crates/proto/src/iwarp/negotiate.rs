@@ -55,7 +55,7 @@ pub enum RtrKind {
 }
 
 /// What both ends agreed on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Negotiated {
     /// FPDUs carry a checked CRC, both ways.
     pub crc: bool,
@@ -74,7 +74,7 @@ pub struct Negotiated {
 }
 
 /// What our side wants. The same for both roles.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Wishes {
     /// Ask for CRC. It is used if either end asks.
     pub crc: bool,

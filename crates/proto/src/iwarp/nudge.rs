@@ -17,7 +17,7 @@ const FACTOR: u32 = 4;
 const REMINDERS: u8 = 4;
 
 /// When to remind the peer.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) enum Nudge {
     /// Nothing was sent yet that could have been overlooked.
     Idle,

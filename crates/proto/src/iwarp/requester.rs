@@ -17,7 +17,7 @@ use crate::transmit::TxBatch;
 use crate::wr::{Payload, SendFlags, SendOp, SendRequest, WcStatus};
 
 /// A request whose answer is to come.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) enum Awaited {
     /// A Read Response. The buffer that it names is one of our own making: `stag` from offset 0,
     /// so that the peer learns no key of ours and a read may have any scatter list.
@@ -42,7 +42,7 @@ impl Awaited {
 }
 
 /// How far the request in the middle of transmission is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 struct Progress {
     /// Octets of payload that were yielded.
     offset: u64,
@@ -50,7 +50,7 @@ struct Progress {
     immediate: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Requester {
     /// The RTR frame that has to be the first FPDU.
     rtr: Option<RtrKind>,

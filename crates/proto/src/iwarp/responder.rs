@@ -15,7 +15,7 @@ use crate::memory::{Access, Memory, MemoryFault};
 use crate::transmit::TxBatch;
 
 /// A request of the peer that is to be answered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 enum Job {
     Read {
         header: UntaggedHeader,
@@ -27,7 +27,7 @@ enum Job {
     },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Responder {
     /// Oldest first; never more than the agreed IRD.
     jobs: VecDeque<Job>,

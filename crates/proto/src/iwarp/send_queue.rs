@@ -8,7 +8,7 @@ use softverbs_wire::num::Lkey;
 use crate::wr::{Completion, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus};
 
 /// How far a request has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
     /// Nothing of it was yielded yet.
     Queued,
@@ -25,14 +25,14 @@ enum State {
     Done(WcStatus),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Entry {
     request: SendRequest,
     state: State,
 }
 
 /// Names a request of the queue as long as it has not completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(usize);
 
 /// Requests by the kind of message that a Terminate of the peer can be about.
@@ -46,7 +46,7 @@ pub(super) enum Class {
     Read,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct SendQueue {
     max: usize,
     all_signaled: bool,

@@ -69,7 +69,7 @@ pub struct StreamConfig {
 }
 
 /// Which side of the MPA start-up we were.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The active side.
     Initiator,
@@ -85,7 +85,7 @@ pub enum Role {
 }
 
 /// What the owner of the stream has to know.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub enum StreamEvent {
     /// The connection is established: raised exactly once per attached stream. For an initiator
     /// at once, or right after its RTR frame was yielded (peer-to-peer mode); for a responder at
@@ -100,7 +100,7 @@ pub enum StreamEvent {
 }
 
 /// Why a stream ended out of order.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub enum CloseCause {
     /// We found a fault, and sent a Terminate about it.
     Fault(Fault),
@@ -117,7 +117,7 @@ pub enum CloseCause {
 /// Registered memory that takes the next octets of the byte stream.
 pub type DirectPieces = SmallVec<[(Lkey, u64, usize); 4]>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
     /// No connection yet.
     Detached,
@@ -130,7 +130,7 @@ enum Phase {
 }
 
 /// One RDMAP stream, from the creation of its queue pair on. See the module for the contract.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Stream {
     phase: Phase,
     role: Role,

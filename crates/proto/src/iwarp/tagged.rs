@@ -11,7 +11,7 @@ use crate::memory::{Access, Memory};
 use crate::wr::{Payload, Sge, WcStatus};
 
 /// An RDMA Write in the middle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct WriteProgress {
     stag: Stag,
     /// Where the next segment has to begin.

@@ -15,7 +15,7 @@ use crate::fault::{Fault, TerminateHeaders};
 use crate::wr::WcStatus;
 
 /// The segment that was found at fault, as far as its headers are known.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Hash)]
 pub(super) struct Offender {
     /// Length of its ULPDU.
     pub(super) ulpdu_len: u16,

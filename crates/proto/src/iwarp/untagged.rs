@@ -15,7 +15,7 @@ use crate::memory::{Access, Memory};
 use crate::wr::{Completion, RecvRequest, Sge, WcOpcode, WcStatus};
 
 /// A Send in the middle.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Receiving {
     receive: RecvRequest,
     opcode: Opcode,

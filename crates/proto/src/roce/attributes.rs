@@ -13,7 +13,7 @@ pub const MAX_RD_ATOMIC: u8 = 128;
 /// The attributes of a queue pair. Codes and counts are those of `struct ibv_qp_attr`, so that
 /// [`QueuePair::modify`](super::queue_pair::QueuePair::modify) is the one place that refuses
 /// values out of their range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpAttributes {
     /// The state that the caller believes to be the present one (`CUR_STATE`).
     pub cur_state: QpState,

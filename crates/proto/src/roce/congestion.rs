@@ -23,7 +23,7 @@ pub(super) const CNP_INTERVAL: Duration = Duration::from_micros(50);
 const CUT_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The congestion window, in packets.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) struct Window {
     size: u32,
     /// Packets acknowledged since the last growth by one.
@@ -102,7 +102,7 @@ impl Window {
 }
 
 /// Round-trip times and what follows from them, in the manner of RFC 6298.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) struct RoundTrip {
     smoothed: Option<Duration>,
     variation: Duration,

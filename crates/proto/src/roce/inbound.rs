@@ -15,7 +15,7 @@ use crate::wr::{Completion, RecvRequest, WcOpcode, WcStatus};
 pub(super) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// A message of which more packets are to come, or whose packet is being looked at.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) enum Message {
     /// A Send and the receive that it fills.
     Send {

@@ -1,12 +1,14 @@
 //! What goes into a queue pair and what comes out of it, but for packets and attributes.
 
+use core::hash::{Hash, Hasher};
+
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
 use crate::qp_state::QpType;
 use crate::wr::{Completion, WcStatus};
 
 /// What a queue pair is created with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct QpConfig {
     /// The transport service.
     pub qp_type: QpType,
@@ -40,7 +42,7 @@ impl QpConfig {
 }
 
 /// Where a datagram goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct UdDestination {
     /// The owner's number for the address handle; comes back as [`Destination::Address`](super::batch::Destination::Address).
     pub address: u64,
@@ -62,7 +64,7 @@ pub struct PacketMeta {
 }
 
 /// Who sent a datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UdSource {
     /// Its queue pair.
     pub qpn: Qpn,
@@ -71,7 +73,7 @@ pub struct UdSource {
 }
 
 /// The end of a receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecvCompletion {
     /// As of any work request. The length of a datagram counts the 40 octets before it.
     pub completion: Completion,
@@ -139,4 +141,10 @@ pub struct QpCounters {
     pub cnps_received: u64,
     /// Packets dropped without an answer.
     pub dropped: u64,
+}
+
+/// What was counted changes nothing that a queue pair does: queue pairs that differ in it only are
+/// one state to whoever explores states.
+impl Hash for QpCounters {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }

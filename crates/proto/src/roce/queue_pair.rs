@@ -48,7 +48,7 @@ use crate::wr::{Completion, Payload, SendOp, SendRequest, WcStatus};
 const AHEAD_OF_ACKNOWLEDGE: usize = 8;
 
 /// One queue pair, from RESET on. See the module for the contract.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct QueuePair {
     pub(super) config: QpConfig,
     pub(super) state: QpState,

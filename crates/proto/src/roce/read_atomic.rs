@@ -23,7 +23,7 @@ use crate::fault::RemoteOperation;
 use crate::memory::{Access, Memory, MemoryFault};
 
 /// A READ of the peer, or what is left to answer of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reading {
     /// First response packet.
     first: Psn,
@@ -36,7 +36,7 @@ pub(super) struct Reading {
 }
 
 /// What the peer gets for a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) enum Answer {
     /// It was carried out, or refused.
     Acknowledge {
@@ -60,13 +60,13 @@ pub(super) enum Answer {
 }
 
 /// What is kept for a replay.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) enum Saved {
     Read(Reading),
     Atomic { psn: Psn, original: u64, msn: Msn24 },
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Answers {
     queue: VecDeque<Answer>,
     /// Oldest first.

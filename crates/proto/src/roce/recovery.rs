@@ -20,7 +20,7 @@ use crate::qp_state::QpState;
 use crate::time::Time;
 use crate::wr::WcStatus;
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Recovery {
     /// When the acknowledge timeout runs out.
     retry_at: Option<Time>,

@@ -30,7 +30,7 @@ use crate::wr::{Payload, SendFlags, SendOp, SendRequest, WcStatus};
 const ACK_EVERY: u32 = 16;
 
 /// A READ or atomic that was asked for and not answered, or a piece of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Piece {
     /// First response that is missing.
     pub(super) first: Psn,
@@ -38,7 +38,7 @@ pub(super) struct Piece {
     pub(super) end: Psn,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Requester {
     pub(super) una: Psn,
     pub(super) next: Psn,

@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::qp_state::{QpState, QpType};
 use crate::wr::RecvRequest;
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Responder {
     /// The sequence number of the next request packet.
     pub(super) expected: Psn,

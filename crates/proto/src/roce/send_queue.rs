@@ -12,7 +12,7 @@ use super::queue_pair::UdDestination;
 use crate::wr::{Completion, SendFlags, SendOp, SendRequest, WcOpcode, WcStatus};
 
 /// How far a request has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Progress {
     /// It has no packets yet.
     Queued,
@@ -22,7 +22,7 @@ pub(super) enum Progress {
     Failed(WcStatus),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Entry {
     pub(super) request: SendRequest,
     pub(super) destination: UdDestination,
@@ -51,7 +51,7 @@ impl Entry {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct SendQueue {
     max: usize,
     all_signaled: bool,

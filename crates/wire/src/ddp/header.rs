@@ -6,7 +6,7 @@ use crate::codec::{Malformed, Reader, Writer};
 use crate::ddp::{Control, TaggedHeader, UntaggedHeader};
 
 /// The header of a DDP segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DdpHeader {
     /// Of a tagged segment.
     Tagged(TaggedHeader),

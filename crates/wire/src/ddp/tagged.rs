@@ -8,7 +8,7 @@ use crate::num::{Stag, TaggedOffset};
 use crate::rdmap::Opcode;
 
 /// Header of a segment that goes to a buffer named by the sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaggedHeader {
     /// The control word; its T is set.
     pub control: Control,

@@ -8,7 +8,7 @@ use crate::num::{MessageOffset, Msn, QueueNumber, Stag};
 use crate::rdmap::Opcode;
 
 /// Header of a segment that goes to the buffer whose turn it is on a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UntaggedHeader {
     /// The control word; its T is clear.
     pub control: Control,

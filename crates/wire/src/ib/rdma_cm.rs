@@ -97,7 +97,7 @@ impl fmt::Display for ServicePort {
 ///  0         1                 2      4            20
 /// | version | IPV (4) rsv (4) | port | source     | destination |
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmaHeader {
     /// Major version in the high, minor version in the low four bits: 0.
     pub version: u8,

@@ -236,7 +236,7 @@ impl fmt::Display for MpaFrame<'_> {
 
 /// The two words of RFC 6581 §9: depths for RDMA Reads, and how the initiator tells that it is
 /// ready to receive (RTR) in the peer-to-peer model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Enhanced {
     /// Inbound reads that the sender of the frame can serve at a time. 14 bits.
     pub ird: u16,

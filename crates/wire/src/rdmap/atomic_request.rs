@@ -37,7 +37,7 @@ impl fmt::Display for AtomicOp {
 }
 
 /// Asks the peer to change 64 bits of its memory atomically and to return what they were.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AtomicRequest {
     /// The operation.
     pub operation: AtomicOp,

@@ -6,7 +6,7 @@ use crate::codec::{self, Malformed, Reader, Writer};
 use crate::num::{Stag, TaggedOffset};
 
 /// Asks the peer to send memory of its own (the source) into a buffer of the requester (the sink).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
     /// The requester's buffer.
     pub sink_stag: Stag,

@@ -21,7 +21,7 @@ const RDMAP_HEADER: u16 = 0x2000;
 const RESERVED: u16 = 0x1fff;
 
 /// Why the sender ends the stream, and which segment was the cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terminate {
     /// The error.
     pub code: TerminateCode,

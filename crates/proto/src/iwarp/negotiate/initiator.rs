@@ -12,7 +12,7 @@ use crate::iwarp::terminate::terminate_fpdu;
 use crate::time::Time;
 
 /// The active side.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Initiator {
     wishes: Wishes,
     /// What our request offered, if it was an enhanced one.

@@ -17,13 +17,13 @@ use crate::time::Time;
 const MAX_EARLY: usize = 64 * 1024;
 
 /// The passive side.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Responder {
     state: State,
     deadline: Time,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 enum State {
     /// The request is incomplete.
     Receiving(Vec<u8>),
@@ -36,7 +36,7 @@ enum State {
 }
 
 /// What the reply depends on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 struct Request {
     markers: bool,
     crc: bool,

@@ -7,7 +7,7 @@ use crate::num::{FlowLabel, Gid, Lid, TimeoutCode};
 
 /// How packets get from one side of a connection to the other (IBA vol 1 ch 12, REQ and LAP). The
 /// default is all zeros, which stands for a path that there is not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Path {
     /// LID of the sender's port.
     pub local_lid: Lid,
