@@ -1,7 +1,7 @@
 //! The `softverbs` command.
 //!
 //! The arguments ([`args`]) become an immutable [`plan`], which is carried out ([`devices`],
-//! [`traffic`], [`ping`], [`dropin`], [`doctor`]) and leaves one [`report`]. The exit status is decided in [`failure`].
+//! [`traffic`], [`ping`], [`dropin`], [`doctor`], [`races`]) and leaves one [`report`]. The exit status is decided in [`failure`].
 
 mod args;
 mod deadline;
@@ -14,6 +14,7 @@ mod failure;
 mod interrupt;
 mod ping;
 mod plan;
+mod races;
 mod report;
 mod stats;
 mod traffic;
@@ -56,6 +57,7 @@ fn run(plan: &Plan) -> Outcome<()> {
         Plan::Run(args) => dropin::run(args),
         Plan::Env(args) => dropin::env(args),
         Plan::Doctor(args) => doctor::run(args),
+        Plan::Races(args) => races::run(args),
     }
 }
 

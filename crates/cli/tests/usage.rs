@@ -6,7 +6,13 @@ use common::sv;
 
 #[test]
 fn help_has_examples_everywhere() {
-    for line in ["--help", "bw --help", "lat --help", "ping --help"] {
+    for line in [
+        "--help",
+        "bw --help",
+        "lat --help",
+        "ping --help",
+        "races --help",
+    ] {
         let out = sv(line).ok();
         assert!(
             out.contains("Examples:") && out.contains("Usage:"),

@@ -5,6 +5,7 @@ mod devices;
 mod dropin;
 mod fault;
 mod ping;
+mod races;
 mod size;
 mod traffic;
 
@@ -14,6 +15,7 @@ pub(crate) use devices::DevicesArgs;
 pub(crate) use dropin::{ChoiceArgs, DoctorArgs, DropInTransport, EnvArgs, RunArgs, ShellArg};
 pub(crate) use fault::parse_fault;
 pub(crate) use ping::PingArgs;
+pub(crate) use races::RacesArgs;
 pub(crate) use size::{parse_seconds, parse_size};
 pub(crate) use traffic::{BwArgs, LatArgs, TrafficArgs, TransportArg};
 
@@ -40,6 +42,7 @@ Examples:
   softverbs ping 192.0.2.7 -C 3 -v     ping an `rping -s`, or a `softverbs ping --server`
   softverbs run -- ibv_devinfo         run a program that uses libibverbs or librdmacm
   softverbs doctor ibv_devinfo         what would keep it from running
+  softverbs races ib-data              every order in which a connection can be made
 
 Exit status: 0 success, 1 the run failed, 2 wrong usage; of `run`: that of the program.";
 
@@ -53,4 +56,5 @@ pub(crate) enum Command {
     Run(RunArgs),
     Env(EnvArgs),
     Doctor(DoctorArgs),
+    Races(RacesArgs),
 }

@@ -7,7 +7,7 @@ mod ping;
 mod traffic;
 mod workload;
 
-use crate::args::{Args, Command, DoctorArgs, EnvArgs, RunArgs};
+use crate::args::{Args, Command, DoctorArgs, EnvArgs, RacesArgs, RunArgs};
 use crate::failure::Outcome;
 
 pub(crate) use demands::Demands;
@@ -37,6 +37,8 @@ pub(crate) enum Plan {
     Env(EnvArgs),
     /// Look for obstacles.
     Doctor(DoctorArgs),
+    /// Explore.
+    Races(RacesArgs),
 }
 
 impl Plan {
@@ -53,6 +55,7 @@ impl Plan {
             Command::Run(args) => Ok(Self::Run(args)),
             Command::Env(args) => Ok(Self::Env(args)),
             Command::Doctor(args) => Ok(Self::Doctor(args)),
+            Command::Races(args) => Ok(Self::Races(args)),
         }
     }
 }
