@@ -1,10 +1,10 @@
 """RoCEv2, against the kernel's rxe: datagrams, multicast and ping-pong with the stock programs."""
 
-import ipaddress
 import time
 
 from .common import case, finish
 from .sides import Failed, expect, last
+from .stock import gid_index, wait_for_tcp
 
 UDADDY_PORT = 7174
 
@@ -56,14 +56,6 @@ for sender in ("ours", "guest"):
     case(f"rxe/mckey-from-{sender}/ipv4", sender, "4")(mckey)
 
 
-def gid_index(side, kind):
-    """Where the guest's device has that address."""
-    address = ipaddress.ip_address(side.address(kind))
-    gid = ipaddress.IPv6Address(f"::ffff:{address}") if address.version == 4 else address
-    _, text = side.lab.guest("exec", side.number, "cd /sys/class/infiniband/rxe0/ports/1/gids; grep -l " + gid.exploded + " *")
-    return text.split()[0]
-
-
 def pingpong(connector, service, kind, size, case):
     """ibv_rc_pingpong and its kin: queue pairs connected by hand."""
     client_side, server_side = case.sides(connector)
@@ -84,7 +76,7 @@ def pingpong(connector, service, kind, size, case):
     if server_side.softverbs:
         server.wait_listening(18500)
     else:
-        server_side.lab.guest("listening", server_side.number, 18500, 20)
+        wait_for_tcp(server_side, server, 18500)
     client = start("client", client_side, server_side.address(kind))
     for who, output in finish({"client": client, "server": server}).items():
         expect("all well" in output or "iters in" in output, f"{who} is not content: {last(output)}")
