@@ -9,6 +9,7 @@ pub mod cm;
 pub mod fault;
 pub mod iwarp;
 pub mod memory;
+pub mod mutation;
 pub mod qp_state;
 pub mod roce;
 pub mod rsocket;

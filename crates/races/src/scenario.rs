@@ -1,5 +1,7 @@
 //! The scenarios that are explored by name.
 
+use softverbs_proto::mutation::Mutations;
+
 use crate::bounds::Bounds;
 use crate::explore::{Limits, Report, explore};
 use crate::ib::{IbScenario, IbWorld, Plan};
@@ -20,6 +22,8 @@ pub struct Scenario {
     pub about: &'static str,
     /// How far it goes unless told otherwise.
     pub bounds: Bounds,
+    /// Defects on demand; none in a release.
+    pub mutations: Mutations,
     kind: Kind,
 }
 
@@ -54,6 +58,7 @@ pub const ALL: &[Scenario] = &[
         name: "ib-data",
         about: "RoCE: REQ, REP and RTU with the first data of both sides",
         bounds: bounds(1, 1, 1),
+        mutations: Mutations::NONE,
         kind: Kind::Ib {
             plans: [plan(1, 1), plan(1, 1)],
         },
@@ -62,6 +67,7 @@ pub const ALL: &[Scenario] = &[
         name: "ib-confirm",
         about: "RoCE: the active application confirms the reply when it likes, both sides may say that they take longer",
         bounds: bounds(1, 1, 1),
+        mutations: Mutations::NONE,
         kind: Kind::Ib {
             plans: [
                 Plan {
@@ -80,6 +86,7 @@ pub const ALL: &[Scenario] = &[
         name: "ib-reject",
         about: "RoCE: either side rejects, before and after it accepted",
         bounds: bounds(1, 1, 1),
+        mutations: Mutations::NONE,
         kind: Kind::Ib {
             plans: [
                 Plan {
@@ -98,6 +105,7 @@ pub const ALL: &[Scenario] = &[
         name: "ib-disconnect",
         about: "RoCE: either side or both disconnect at any moment",
         bounds: bounds(1, 1, 1),
+        mutations: Mutations::NONE,
         kind: Kind::Ib {
             plans: [
                 Plan {
@@ -115,6 +123,7 @@ pub const ALL: &[Scenario] = &[
         name: "ib-destroy",
         about: "RoCE: either side or both destroy their identifier at any moment",
         bounds: bounds(1, 1, 1),
+        mutations: Mutations::NONE,
         kind: Kind::Ib {
             plans: [
                 Plan {
@@ -139,22 +148,23 @@ impl Scenario {
     /// Explores it.
     pub fn explore(&self, bounds: Bounds, limits: &Limits) -> Report {
         match self.kind {
-            Kind::Ib { plans } => explore(ib_world(plans, bounds), limits),
+            Kind::Ib { plans } => explore(self.ib_world(plans, bounds), limits),
         }
     }
 
     /// Takes the steps of a list.
     pub fn replay(&self, bounds: Bounds, list: &str, then: Then) -> Result<Replay, NoSuchStep> {
         match self.kind {
-            Kind::Ib { plans } => replay(ib_world(plans, bounds), list, then),
+            Kind::Ib { plans } => replay(self.ib_world(plans, bounds), list, then),
         }
     }
-}
 
-fn ib_world(plans: [Plan; 2], bounds: Bounds) -> IbWorld {
-    IbWorld::new(IbScenario {
-        plans,
-        bounds,
-        retries: RETRIES,
-    })
+    fn ib_world(&self, plans: [Plan; 2], bounds: Bounds) -> IbWorld {
+        IbWorld::new(IbScenario {
+            plans,
+            bounds,
+            retries: RETRIES,
+            mutations: self.mutations,
+        })
+    }
 }

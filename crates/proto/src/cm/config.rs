@@ -4,6 +4,8 @@ use core::time::Duration;
 
 use softverbs_wire::num::{PathMtu, TimeoutCode};
 
+use crate::mutation::Mutations;
+
 /// Timers, retries and limits. The default is what Linux uses, and limits that no honest peer
 /// meets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +41,8 @@ pub struct Config {
     pub max_half_open_per_peer: usize,
     /// Most such requests in all.
     pub max_half_open: usize,
+    /// Defects on demand; none in a release.
+    pub mutations: Mutations,
 }
 
 impl Default for Config {
@@ -56,6 +60,7 @@ impl Default for Config {
             max_path_mtu: PathMtu::Mtu4096,
             max_half_open_per_peer: 4096,
             max_half_open: 16_384,
+            mutations: Mutations::NONE,
         }
     }
 }

@@ -11,6 +11,7 @@ use super::params::{AcceptParams, ConnectionId, RejectParams, SidrReplyParams};
 use super::state::{Action, State, Trigger, transition};
 use super::timeout;
 use crate::fault::Misuse;
+use crate::mutation::Mutation;
 use crate::send_gate::Opener;
 use crate::time::Time;
 
@@ -112,6 +113,8 @@ impl Endpoint {
             Action::RefuseMigration => return Err(Misuse::NotSupported),
 
             Action::Resend if trigger == Trigger::Retry => self.retry(now, id),
+            Action::Resend
+                if trigger == Trigger::Rep && self.config.mutations.has(Mutation::NoRepAnswer) => {}
             Action::Resend => self.resend(id),
             Action::Extend => self.extend(now, id, input),
             Action::KeepMra => self.mra_later(id, self.config.delayed_mra, Self::keep),

@@ -4,6 +4,7 @@ use core::hash::{Hash, Hasher};
 
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
+use crate::mutation::Mutations;
 use crate::qp_state::QpType;
 use crate::wr::{Completion, WcStatus};
 
@@ -24,6 +25,8 @@ pub struct QpConfig {
     pub port_mtu: PathMtu,
     /// Most packets in flight (RC), READ responses included; at least 1.
     pub max_window: u32,
+    /// Defects on demand; none in a release.
+    pub mutations: Mutations,
 }
 
 impl QpConfig {
@@ -37,6 +40,7 @@ impl QpConfig {
             copy_limit: 256,
             port_mtu: PathMtu::Mtu4096,
             max_window: 256,
+            mutations: Mutations::NONE,
         }
     }
 }

@@ -39,6 +39,7 @@ use super::responder::Responder;
 use super::send_queue::SendQueue;
 use crate::fault::Misuse;
 use crate::memory::Memory;
+use crate::mutation::Mutation;
 use crate::qp_state::{QpAttrMask, QpState, QpType};
 use crate::send_gate::{Opener, SendGate};
 use crate::time::Time;
@@ -203,7 +204,7 @@ impl QueuePair {
     /// valid packet of the peer. For the passive side of a connection, before RTR. Without effect
     /// once the peer was heard of.
     pub fn hold_gate(&mut self) {
-        if !self.heard {
+        if !self.heard && !self.config.mutations.has(Mutation::NoGate) {
             self.gate = SendGate::CLOSED;
         }
     }
@@ -305,7 +306,8 @@ impl QueuePair {
 
     /// A valid packet of the peer was recognised: the connection is established.
     pub(super) fn heard_of_peer(&mut self) {
-        if core::mem::replace(&mut self.heard, true) {
+        let told = core::mem::replace(&mut self.heard, true);
+        if told || self.config.mutations.has(Mutation::NoCommEst) {
             return;
         }
         let opens = self.gate.open(Opener::FirstFrame);

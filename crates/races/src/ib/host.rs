@@ -10,6 +10,7 @@ use softverbs_proto::cm::event::{
 };
 use softverbs_proto::cm::params::ConnectionId;
 use softverbs_proto::memory::Access;
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 use softverbs_proto::roce::queue_pair::{
     PacketBatch, PacketMeta, QpAttributes, QpConfig, QpEvent, QpFailure, QueuePair,
@@ -81,14 +82,16 @@ pub(super) struct Host {
     pub(super) cm: Endpoint,
     /// How often its queue pairs try again.
     pub(super) retries: u8,
+    pub(super) mutations: Mutations,
     pub(super) conns: Vec<Conn>,
     pub(super) violation: Option<Violation>,
 }
 
 /// A queue pair in INIT, as an application creates it.
-pub(super) fn new_qp(qpn: Qpn) -> QueuePair {
+pub(super) fn new_qp(qpn: Qpn, mutations: Mutations) -> QueuePair {
     let mut qp = QueuePair::new(QpConfig {
         sq_sig_all: true,
+        mutations,
         ..QpConfig::new(QpType::Rc, qpn, 16)
     });
     let mask =

@@ -13,6 +13,7 @@ use softverbs_proto::cm::params::{
     Route,
 };
 use softverbs_proto::cm::state::State as CmState;
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::qp_state::QpType;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::rdma_cm::{PortSpace, ServicePort};
@@ -39,6 +40,8 @@ pub struct IbScenario {
     /// How often a connection manager repeats a message, and a queue pair a packet, after a
     /// timeout.
     pub retries: u8,
+    /// Defects on demand; none in a release.
+    pub mutations: Mutations,
 }
 
 /// Which timer.
@@ -101,6 +104,7 @@ impl IbWorld {
             max_cm_retries: scenario.retries,
             destroy_retries: scenario.retries,
             stale_retries: 1,
+            mutations: scenario.mutations,
             ..Config::default()
         };
         let host = |side: Side| {
@@ -111,6 +115,7 @@ impl IbWorld {
                 plan: scenario.plans[side.index()],
                 cm: Endpoint::new(config.clone(), guid, IdSpace::whole(number << 8, 0)),
                 retries: scenario.retries,
+                mutations: scenario.mutations,
                 conns: Vec::new(),
                 violation: None,
             })
@@ -315,8 +320,9 @@ impl IbWorld {
                     Ok(())
                 }
                 AppStep::Accept => {
+                    let mutations = host.mutations;
                     let conn = &mut host.conns[at];
-                    conn.qp = Some(new_qp(conn.qpn));
+                    conn.qp = Some(new_qp(conn.qpn, mutations));
                     conn.app.phase = Phase::Establishing;
                     let accept = accept_params(conn.qpn);
                     host.cm.accept(now, id, &accept)
@@ -391,7 +397,7 @@ fn connect(host: &mut Host, now: Time, _: &mut Log) {
     match host.cm.connect(now, &request) {
         Ok(id) => {
             let mut conn = Conn::new(id, Phase::Connecting, ACTIVE_QPN, host.plan.receives);
-            conn.qp = Some(new_qp(ACTIVE_QPN));
+            conn.qp = Some(new_qp(ACTIVE_QPN, host.mutations));
             host.conns.push(conn);
         }
         Err(misuse) => host.violated(Property::Command, format_args!("connect: {misuse}")),
