@@ -422,9 +422,9 @@ fn netem() {
             if short && family != index % 2 {
                 continue;
             }
-            println!("netem {what:?}, {address}");
+            eprintln!("netem {what:?}, {address}");
             run(address, [one, other], ["", ""]);
         }
     }
-    println!("netem: done");
+    eprintln!("netem: done");
 }
