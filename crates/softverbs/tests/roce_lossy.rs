@@ -382,6 +382,7 @@ fn between_namespaces() {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "the lab reads it")]
 fn netem() {
     let ready = Namespaces::new("e").and_then(|namespaces| {
         let netem = namespaces.netem(["loss 0%"; 2]);
@@ -422,9 +423,9 @@ fn netem() {
             if short && family != index % 2 {
                 continue;
             }
-            eprintln!("netem {what:?}, {address}");
+            println!("netem {what:?}, {address}");
             run(address, [one, other], ["", ""]);
         }
     }
-    eprintln!("netem: done");
+    println!("netem: done");
 }
