@@ -4,7 +4,7 @@
 mod common;
 
 use common::pair::succeed;
-use common::{finished, with_softverbs};
+use common::{Started, finished, with_softverbs};
 
 /// Every run checks what it received where the program can (`-c`).
 fn ping_pong(program: &str, variants: &[&str]) {
@@ -67,15 +67,11 @@ fn without_a_gid_there_is_no_way_over_roce() {
 #[test]
 fn asynchronous_events_are_waited_for() {
     let mut watch = with_softverbs("ibv_asyncwatch");
-    let mut child = watch
+    watch
         .stdout(std::process::Stdio::null())
-        .arg("-d")
-        .arg("roce_lo")
-        .spawn()
-        .expect("run scripts/install-test-deps");
+        .args(["-d", "roce_lo"]);
+    let mut watch = Started::start(&mut watch);
     std::thread::sleep(std::time::Duration::from_millis(300));
-    let ended = child.try_wait().expect("a child");
-    let _ = child.kill();
-    let _ = child.wait();
-    assert_eq!(ended, None, "there are no events, so that it waits for one");
+    let ended = watch.has_ended();
+    assert!(!ended, "there are no events, so that it waits for one");
 }

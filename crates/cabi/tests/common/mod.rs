@@ -107,32 +107,60 @@ pub(crate) fn compile(name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program to its end, a minute at most.
-pub(crate) fn finished(command: &mut Command) -> Output {
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let child =
-        child.unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/install-test-deps"));
-    wait(child, Duration::from_secs(60), &format!("{command:?}"))
+/// A program that runs; ended when dropped, also by a test that fails.
+pub(crate) struct Started(Option<Child>);
+
+impl Started {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let child = command.spawn();
+        Self(Some(child.unwrap_or_else(|error| {
+            panic!("{command:?}: {error}: run scripts/install-test-deps")
+        })))
+    }
+
+    pub(crate) fn child(&mut self) -> &mut Child {
+        self.0.as_mut().expect("it has not been waited for")
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child().try_wait().expect("a child").is_some()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self, patience: Duration, what: &str) -> Output {
+        let end = Instant::now() + patience;
+        let mut in_time = true;
+        while in_time && !self.has_ended() {
+            std::thread::sleep(Duration::from_millis(10));
+            in_time = Instant::now() < end;
+        }
+        let mut child = self.0.take().expect("once");
+        let _ = child.kill();
+        let output = child.wait_with_output().expect("a child");
+        assert!(
+            in_time,
+            "{what}: no end after {patience:?}\n{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        output
+    }
 }
 
-/// Waits for a program to end, or ends it.
-pub(crate) fn wait(mut child: Child, patience: Duration, what: &str) -> Output {
-    let end = Instant::now() + patience;
-    while child.try_wait().expect("a child").is_none() {
-        if Instant::now() > end {
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
             let _ = child.kill();
-            let output = child.wait_with_output().expect("a child");
-            panic!(
-                "{what}: no end after {patience:?}\n{}{}",
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
+            let _ = child.wait();
         }
-        std::thread::sleep(Duration::from_millis(10));
     }
-    child.wait_with_output().expect("a child")
+}
+
+/// Runs a program to its end, a minute at most.
+pub(crate) fn finished(command: &mut Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    Started::start(command).wait(Duration::from_secs(60), &format!("{command:?}"))
 }

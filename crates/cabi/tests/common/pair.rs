@@ -1,11 +1,11 @@
 //! A server and a client of the same program, both on the library, over the loopback interface.
 
 use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{wait, with_softverbs};
+use super::{Started, with_softverbs};
 
 /// How long a pair may take. The programs spin; where many do, each waits for the others.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -36,15 +36,15 @@ pub(crate) fn succeed_over(transport: &str, program: &str, arguments: &str) -> [
             .stderr(Stdio::piped());
         command
     };
-    let mut server = start(&mut command(None));
+    let mut server = Started::start(&mut command(None));
     await_listener(port, &mut server);
     let name = format!("{program} {arguments}");
-    let client = wait(start(&mut command(Some("127.0.0.1"))), PATIENCE, &name);
+    let client = Started::start(&mut command(Some("127.0.0.1"))).wait(PATIENCE, &name);
     if !client.status.success() {
         // It may wait for ever for a client that has gone.
-        let _ = server.kill();
+        let _ = server.child().kill();
     }
-    let server = wait(server, PATIENCE, &name);
+    let server = server.wait(PATIENCE, &name);
     let told = [&server, &client].map(text);
     assert!(
         server.status.success() && client.status.success(),
@@ -55,12 +55,6 @@ pub(crate) fn succeed_over(transport: &str, program: &str, arguments: &str) -> [
         told[1]
     );
     told
-}
-
-fn start(command: &mut Command) -> Child {
-    command
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/install-test-deps"))
 }
 
 fn text(output: &Output) -> String {
@@ -75,7 +69,7 @@ fn free_port() -> u16 {
 }
 
 /// Waits until somebody listens, without connecting, which would be taken for the client.
-fn await_listener(port: u16, server: &mut Child) {
+fn await_listener(port: u16, server: &mut Started) {
     let end = Instant::now() + PATIENCE;
     let local = format!(":{port:04X} ");
     let listens = |line: &str| {
@@ -92,7 +86,7 @@ fn await_listener(port: u16, server: &mut Child) {
             return;
         }
         // One that has ended will be found to.
-        if server.try_wait().expect("a child").is_some() || Instant::now() > end {
+        if server.has_ended() || Instant::now() > end {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
