@@ -39,6 +39,11 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::qp::{Qp, QpInitAttr};
 
+/// Answers connect requests to this host over RoCE, also while this process asks for none.
+pub(crate) fn answer_over_roce() -> Result<()> {
+    ib::Manager::get().map(|_| ())
+}
+
 /// Connect requests that may wait to be fetched, at most.
 const MAX_BACKLOG: usize = 1024;
 

@@ -58,9 +58,15 @@ pub(in crate::cm) fn listen(
         backlog,
     });
     let address = Some(local.ip()).filter(|address| !address.is_unspecified());
-    Manager::get()?
+    let manager = Manager::get()?;
+    let token = manager
         .listen(listener, Listen::port(bound.service(), address))
-        .map_err(|_| Error::AddrInUse { address: local })
+        .map_err(|_| Error::AddrInUse { address: local })?;
+    if let Err(error) = bound.offer() {
+        manager.unlisten(token, id);
+        return Err(error);
+    }
+    Ok(token)
 }
 
 fn depth(what: &'static str, asked: u8, offer: u8) -> Result<u8> {

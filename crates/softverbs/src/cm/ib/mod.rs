@@ -97,7 +97,7 @@ enum Step {
 
 impl Manager {
     /// The connection manager of this process; made at the first call.
-    pub(super) fn get() -> Result<&'static Self> {
+    pub(in crate::cm) fn get() -> Result<&'static Self> {
         static MANAGER: PerProcess<Manager> = PerProcess::new();
         MANAGER.get_or_try(Self::start)
     }

@@ -43,7 +43,7 @@ impl Bound {
                 return Err(in_use());
             }
             for (nth, address) in claims(place).enumerate() {
-                if let Err(error) = port.publish_service(service.service_id(), address) {
+                if let Err(error) = port.take_service(service.service_id(), address) {
                     for claimed in claims(place).take(nth) {
                         port.withdraw_service(service.service_id(), claimed);
                     }
@@ -68,6 +68,13 @@ impl Bound {
 
     pub(in crate::cm) fn service(&self) -> ServicePort {
         self.service
+    }
+
+    /// Somebody listens: connect requests come to this process.
+    pub(super) fn offer(&self) -> Result<()> {
+        let port = Port::get(Engine::get()?)?;
+        claims(self.place)
+            .try_for_each(|address| port.offer_service(self.service.service_id(), address))
     }
 }
 

@@ -8,7 +8,8 @@
 //! | `next` | (held for a moment) which slot is tried next |
 //! | `slots/<slot>` | the slot is in use; the text names its owner's UDP ports |
 //! | `slots/<slot>.sock` | where its owner takes forwarded packets |
-//! | `services/<service>-<address>` | the slot in the text has this service |
+//! | `services/<service>-<address>` | this service is taken; if there is a text, that slot listens |
+//! | `former/<service>-<address>` | somebody listened until a moment ago, and may do so again |
 //! | `groups/<address>-<slot>` | the slot takes packets to this multicast group |
 //! | `public4`, `public6` | one of us has UDP port 4791 |
 //!
@@ -33,6 +34,8 @@ use crate::error::{Error, Result};
 pub(super) const LAST_SLOT: u16 = 0xffe;
 /// Somebody who looks whether a file is locked has it locked for a moment.
 const LOCK_TRIES: u32 = 4;
+/// Somebody may always look; one time or other that is enough.
+const LOOKS: u32 = 2500;
 
 /// A locked file. Dropping it unlocks.
 #[derive(Debug)]
@@ -46,6 +49,11 @@ impl Lock {
     pub(super) fn touch(&self) {
         // Only the owner of a file may, and that is who made it.
         let _ = self.file.set_modified(SystemTime::now());
+    }
+
+    /// Says which slot has the service that is locked.
+    pub(super) fn offer(&mut self, slot: u16) -> Result<()> {
+        rewrite(&mut self.file, &slot.to_string())
     }
 
     /// Removes the file and unlocks it.
@@ -95,7 +103,7 @@ impl Folder {
         let namespace = fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
         let path = root.join(format!("net-{namespace}"));
         make_private(&path)?;
-        for part in ["slots", "services", "groups"] {
+        for part in ["slots", "services", "former", "groups"] {
             make_private(&path.join(part))?;
         }
         Ok(Self { path })
@@ -155,24 +163,35 @@ impl Folder {
         self.path.join(format!("slots/{home:03x}.sock"))
     }
 
-    /// Takes a service; nothing if it is taken.
-    pub(super) fn take_service(
-        &self,
-        service: ServiceId,
-        address: IpAddr,
-        slot: u16,
-    ) -> Result<Option<Lock>> {
-        let name = service_name(service, address);
+    /// Takes a service, for which nobody listens yet; nothing if it is taken.
+    pub(super) fn take_service(&self, service: ServiceId, address: IpAddr) -> Result<Option<Lock>> {
+        let name = service_name("services", service, address);
         let Some(mut lock) = self.try_lock(&name, LOCK_TRIES)? else {
             return Ok(None);
         };
-        rewrite(&mut lock.file, &slot.to_string())?;
+        // What a process has left that did not end well.
+        rewrite(&mut lock.file, "")?;
         Ok(Some(lock))
+    }
+
+    /// Says that somebody had a service who may have it again; nothing if somebody says so.
+    pub(super) fn remember_service(
+        &self,
+        service: ServiceId,
+        address: IpAddr,
+    ) -> Result<Option<Lock>> {
+        self.try_lock(&service_name("former", service, address), LOCK_TRIES)
+    }
+
+    /// Whether a service at this very address may come back.
+    pub(super) fn remembers_service(&self, service: ServiceId, address: IpAddr) -> bool {
+        let name = service_name("former", service, address);
+        self.text_if_locked(&name).is_some()
     }
 
     /// Which slot has a service at this very address, which may be an unspecified one.
     pub(super) fn service_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
-        self.text_if_locked(&service_name(service, address))?
+        self.text_if_locked(&service_name("services", service, address))?
             .trim()
             .parse()
             .ok()
@@ -211,7 +230,7 @@ impl Folder {
     /// Locks a file that nobody has locked.
     fn try_lock(&self, name: &str, tries: u32) -> Result<Option<Lock>> {
         let path = self.path.join(name);
-        let mut left = tries;
+        let (mut left, mut looks) = (tries, 0);
         loop {
             let file = self.file(name)?;
             match file.try_lock() {
@@ -219,10 +238,15 @@ impl Folder {
                 Ok(()) if is_at(&file, &path) => return Ok(Some(Lock { file, path })),
                 Ok(()) => (),
                 Err(TryLockError::WouldBlock) => {
-                    left -= 1;
+                    // Who only looks is no owner, however long he is not scheduled.
+                    if !(looks < LOOKS && file.try_lock_shared().is_ok()) {
+                        left -= 1;
+                    }
+                    looks += 1;
                     if left == 0 {
                         return Ok(None);
                     }
+                    drop(file);
                     std::thread::sleep(Duration::from_micros(200));
                 }
                 Err(TryLockError::Error(error)) => return Err(Error::from_call("flock")(error)),
@@ -245,8 +269,8 @@ impl Folder {
     }
 }
 
-fn service_name(service: ServiceId, address: IpAddr) -> String {
-    format!("services/{:016x}-{address}", service.get())
+fn service_name(part: &str, service: ServiceId, address: IpAddr) -> String {
+    format!("{part}/{:016x}-{address}", service.get())
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -354,16 +378,37 @@ mod tests {
         let (service, address) = (ServiceId::new(0x0106_1c06), "127.0.0.1".parse().unwrap());
         let any = "0.0.0.0".parse().unwrap();
         assert_eq!(folder.service_slot(service, address), None);
-        let lock = folder.take_service(service, address, 7).unwrap().unwrap();
-        assert!(folder.take_service(service, address, 8).unwrap().is_none());
-        assert!(folder.take_service(service, any, 8).unwrap().is_some());
+        let mut lock = folder.take_service(service, address).unwrap().unwrap();
+        assert_eq!(folder.service_slot(service, address), None, "not offered");
+        lock.offer(7).unwrap();
+        assert!(folder.take_service(service, address).unwrap().is_none());
+        assert!(folder.take_service(service, any).unwrap().is_some());
         assert_eq!(folder.service_slot(service, address), Some(7));
         lock.remove();
         assert_eq!(folder.service_slot(service, address), None);
-        let again = folder.take_service(service, address, 8).unwrap();
+        let mut again = folder.take_service(service, address).unwrap().unwrap();
+        again.offer(8).unwrap();
         assert_eq!(folder.service_slot(service, address), Some(8));
         drop(again);
         assert_eq!(folder.service_slot(service, address), None);
+    }
+
+    /// Those who look lock a file for a moment, which may be long for one that is not scheduled.
+    #[test]
+    fn who_looks_takes_nothing() {
+        let temp = TempFolder::new();
+        let folder = Folder::open(temp.path()).unwrap();
+        let (service, address) = (ServiceId::new(0x0106_1c06), "127.0.0.1".parse().unwrap());
+        drop(folder.take_service(service, address).unwrap().unwrap());
+        let looking =
+            File::open(folder.path.join(service_name("services", service, address))).unwrap();
+        looking.lock_shared().unwrap();
+        let slow = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(looking);
+        });
+        assert!(folder.take_service(service, address).unwrap().is_some());
+        slow.join().unwrap();
     }
 
     #[test]

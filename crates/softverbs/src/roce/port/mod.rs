@@ -17,6 +17,7 @@
 //! | `edge` | where packets can be disturbed |
 //! | `relay` | forwarding to other processes |
 //! | `steer` | which process something is for |
+//! | `held` | requests for a service that may come back |
 //! | `public` | who has port 4791 |
 //! | `multicast` | groups |
 //! | `status` | what it tells a person who asks |
@@ -26,6 +27,7 @@ mod border;
 mod counters;
 mod edge;
 mod folder;
+mod held;
 mod multicast;
 mod owner;
 mod public;
@@ -53,6 +55,7 @@ pub(crate) use self::border::{GsiSink, PacketMeta, PacketSink, ReceivedFrom, Sen
 use self::counters::{CounterValues, Counters};
 use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
+use self::held::Held;
 use self::multicast::Groups;
 use self::public::{Public, TOUCH_EVERY};
 use self::qpns::{OwnSlots, Qpns};
@@ -98,11 +101,18 @@ pub(crate) struct Port {
     gsi: RwLock<Option<Arc<dyn GsiSink>>>,
     gsi_psn: AtomicU32,
     groups: Groups,
-    services: Mutex<HashMap<(ServiceId, IpAddr), Lock>>,
+    services: Mutex<HashMap<(ServiceId, IpAddr), Service>>,
+    held: Held,
     findings: Findings,
     polls: AtomicU32,
     counters: Counters,
     edge: Edge,
+}
+
+/// A service that this process has taken.
+struct Service {
+    lock: Lock,
+    offered: bool,
 }
 
 impl std::fmt::Debug for Port {
@@ -170,6 +180,7 @@ impl Port {
             gsi_psn: AtomicU32::new(0),
             groups: Groups::default(),
             services: Mutex::default(),
+            held: Held::default(),
             findings: Findings::default(),
             polls: AtomicU32::new(0),
             counters: Counters::default(),
@@ -185,6 +196,8 @@ impl Port {
         let relay = std::os::fd::AsFd::as_fd(&port.relay.socket);
         engine.watch(Set::Data, token, relay, EpollFlags::EPOLLIN)?;
         let _ = port.timer.set(token);
+        port.held
+            .serve(engine.sources.add(Arc::new(held::Looks(port))));
         port.claim_public_ports();
         Ok(port)
     }
@@ -273,14 +286,30 @@ impl Port {
             .upgrade()
     }
 
+    /// The connection manager. This process answers for its host as long as it has port 4791, whether
+    /// it connects itself or not: at the first datagram for nobody, one is started.
+    fn gsi(&self) -> Option<Arc<dyn GsiSink>> {
+        let current = || {
+            let gsi = self.gsi.read().unwrap_or_else(PoisonError::into_inner);
+            gsi.clone()
+        };
+        current().or_else(|| {
+            // The ports of tests are not the one that it uses.
+            if self.public_port == ROCE_PORT {
+                let _ = crate::cm::answer_over_roce();
+            }
+            current()
+        })
+    }
+
     /// Who takes datagrams to QP1.
     pub(crate) fn set_gsi(&self, sink: Arc<dyn GsiSink>) {
         *self.gsi.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
     }
 
-    /// Requests for a service at `address` (at any, if it is the unspecified one) are for this
-    /// process from now on. `AddrInUse` if somebody has it.
-    pub(crate) fn publish_service(&self, service: ServiceId, address: IpAddr) -> Result<()> {
+    /// Takes a service at `address` (at any, if it is the unspecified one), for which nobody listens
+    /// yet. `AddrInUse` if somebody has it.
+    pub(crate) fn take_service(&self, service: ServiceId, address: IpAddr) -> Result<()> {
         let in_use = || {
             // The low 16 bits of a service of the RDMA CM are its port.
             let port = u16::try_from(service.get() & 0xffff).unwrap_or(0);
@@ -294,21 +323,35 @@ impl Port {
         }
         let lock = self
             .folder
-            .take_service(service, address, self.home)?
+            .take_service(service, address)?
             .ok_or_else(in_use)?;
-        services.insert((service, address), lock);
+        let offered = false;
+        services.insert((service, address), Service { lock, offered });
         Ok(())
     }
 
-    /// Ends [`publish_service`](Self::publish_service).
+    /// Requests for a service that was taken are for this process from now on.
+    pub(crate) fn offer_service(&self, service: ServiceId, address: IpAddr) -> Result<()> {
+        let mut services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(taken) = services.get_mut(&(service, address)) {
+            taken.lock.offer(self.home)?;
+            taken.offered = true;
+        }
+        Ok(())
+    }
+
+    /// Ends [`take_service`](Self::take_service).
     pub(crate) fn withdraw_service(&self, service: ServiceId, address: IpAddr) {
-        let lock = self
+        let taken = self
             .services
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&(service, address));
-        if let Some(lock) = lock {
-            lock.remove();
+        if let Some(taken) = taken {
+            if taken.offered {
+                self.retire(service, address);
+            }
+            taken.lock.remove();
         }
     }
 
@@ -324,7 +367,7 @@ impl Port {
         qpns.locks().for_each(Lock::touch);
         drop(qpns);
         let services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
-        services.values().for_each(Lock::touch);
+        services.values().for_each(|taken| taken.lock.touch());
         drop(services);
         self.touch_groups();
     }

@@ -101,6 +101,7 @@ impl Port {
     }
 
     /// Whether this process or another one of the same folder has the public port.
+    #[cfg(test)]
     pub(super) fn public_is_ours(&self, v6: bool) -> bool {
         matches!(
             *self.public(v6),

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::{Arc, TryLockError};
 
 use smallvec::SmallVec;
 use softverbs_proto::time::Time;
@@ -19,7 +19,7 @@ use super::send::Ends;
 use super::socket::{INBOX, Sock};
 use super::steer::dest_qpn;
 use super::sys::Inbox;
-use super::{PUBLIC_V4, Port, RELAY};
+use super::{PUBLIC_V4, Port, RELAY, held};
 use crate::engine::Engine;
 
 /// Calls of one burst; the acknowledges go out after it.
@@ -61,6 +61,8 @@ pub(super) struct Burst<'a> {
     packets: usize,
     /// They have passed the edge: nothing disturbs them any more.
     pub(super) passed_edge: bool,
+    /// Requests may wait for their listener.
+    pub(super) may_hold: bool,
 }
 
 impl Port {
@@ -176,6 +178,7 @@ impl<'a> Burst<'a> {
             outgoing: Outgoing::default(),
             packets: 0,
             passed_edge: false,
+            may_hold: true,
         }
     }
 
@@ -343,13 +346,22 @@ impl<'a> Burst<'a> {
             add(&self.port.counters.malformed, 1);
             return;
         };
-        if self.public
-            && !self.passed_edge
-            && let Some(slot) = self.port.steer(mad, arrival.from.local)
-            && !self.port.own_slots.has(slot)
-            && self.forward(slot, arrival, octets)
-        {
-            return;
+        if !self.passed_edge {
+            let slot = self.port.steer(mad, arrival.from.local);
+            let others = slot.filter(|slot| !self.port.own_slots.has(*slot));
+            if let Some(slot) = others
+                && self.port.owner_now(slot, self.now).is_some()
+                && self.forward(slot, arrival, octets)
+            {
+                return;
+            }
+            if (slot.is_none() || others.is_some())
+                && self.may_hold
+                && let Some(service) = held::service_of(mad)
+                && self.port.hold(service, slot.is_some(), arrival, octets)
+            {
+                return;
+            }
         }
         // What is nobody's is answered here.
         if self.is_disturbed() {
@@ -357,13 +369,7 @@ impl<'a> Burst<'a> {
             return;
         }
         add(&self.port.counters.mads_in, 1);
-        let gsi = self
-            .port
-            .gsi
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        if let Some(gsi) = gsi {
+        if let Some(gsi) = self.port.gsi() {
             gsi.mad(self.now, &arrival.from, mad);
         }
     }

@@ -74,6 +74,20 @@ impl Port {
         }
     }
 
+    /// The same, as it is at this moment: a datagram that goes to one who has just died is repeated
+    /// after seconds only.
+    pub(super) fn owner_now(&self, slot: u16, now: Time) -> Option<SlotOwner> {
+        if !self.own_slots.has(slot) {
+            let mut owners = self
+                .findings
+                .owners
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            owners.remove(&slot);
+        }
+        self.owner_of(slot, now)
+    }
+
     /// The home slots of the other processes in a multicast group.
     pub(super) fn others_in_group(&self, group: IpAddr, now: Time) -> Vec<u16> {
         let mut groups = self
@@ -130,16 +144,14 @@ impl Port {
         if !self.is_local(remote, now) {
             return self.public_port;
         }
-        let steered = self
-            .steer(mad, remote)
-            .and_then(|slot| self.local_route(remote, slot, now));
+        let steered = self.steer(mad, remote).and_then(|slot| {
+            self.owner_now(slot, now)?;
+            self.local_route(remote, slot, now)
+        });
         if let Some(port) = steered {
             return port;
         }
-        // Nobody's: whoever answers for the host says so; if that is somebody else, we do.
-        if self.public_is_ours(remote.is_ipv6()) {
-            return self.public_port;
-        }
+        // Nobody's: we say so ourselves. Who has the public port knows no more, and may be going.
         self.local_route(remote, self.home, now)
             .unwrap_or(self.public_port)
     }
@@ -158,16 +170,28 @@ impl Port {
     }
 
     /// Which slot has a service at an address.
-    fn service_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
-        let any = match address {
-            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
-        // Who listens at any address of IPv6 takes IPv4 too.
-        [address, any, Ipv6Addr::UNSPECIFIED.into()]
+    pub(super) fn service_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
+        places(address)
             .into_iter()
             .find_map(|address| self.folder.service_slot(service, address))
     }
+
+    /// Whether somebody who had a service at an address may have it again soon.
+    pub(super) fn may_return(&self, service: ServiceId, address: IpAddr) -> bool {
+        places(address)
+            .into_iter()
+            .any(|address| self.folder.remembers_service(service, address))
+    }
+}
+
+/// Where a service can be that takes requests to an address.
+fn places(address: IpAddr) -> [IpAddr; 3] {
+    let any = match address {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    // Who listens at any address of IPv6 takes IPv4 too.
+    [address, any, Ipv6Addr::UNSPECIFIED.into()]
 }
 
 /// The addresses of all interfaces.

@@ -272,10 +272,11 @@ fn management_datagrams_are_steered() {
     };
     let service = ServiceId::new(0x0106_1c06);
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    other.publish_service(service, any).unwrap();
-    let error = one.publish_service(service, any).unwrap_err();
+    other.take_service(service, any).unwrap();
+    other.offer_service(service, any).unwrap();
+    let error = one.take_service(service, any).unwrap_err();
     assert_eq!(error.to_string(), "address 0.0.0.0:7174 is in use");
-    assert!(other.publish_service(service, any).is_err());
+    assert!(other.take_service(service, any).is_err());
     let path = SendPath::new(V4, V4, Qpn::GSI);
     // By the service, from whichever process.
     one.send_mad(&path, &request(service)).unwrap();
@@ -284,12 +285,27 @@ fn management_datagrams_are_steered() {
     let (from, mad) = of_other.0.lock().unwrap()[0];
     assert_eq!((from.local, from.remote), (V4, V4));
     assert_eq!(mad, request(service));
-    // What nobody offers goes to the owner of the public port.
+    // What nobody offers is refused by the one that asks, whoever has the public port.
+    let nobodys = ServiceId::new(0x0106_1c07);
+    one.send_mad(&path, &request(nobodys)).unwrap();
+    wait_until("nobody's", || counts() == (1, 2));
+    one.take_service(nobodys, V4).unwrap();
+    other.send_mad(&path, &request(nobodys)).unwrap();
+    wait_until("not offered", || counts() == (1, 3));
+    // Of one that has just been offered it is asked a little later.
     other.withdraw_service(service, any);
     other.send_mad(&path, &request(service)).unwrap();
-    wait_until("nobody's", || counts() == (1, 2));
+    one.send_mad(&path, &request(service)).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(counts(), (1, 3), "may come back");
+    one.take_service(service, V4).unwrap();
+    one.offer_service(service, V4).unwrap();
+    wait_until("it came back", || counts() == (3, 3));
+    one.withdraw_service(service, V4);
+    other.send_mad(&path, &request(service)).unwrap();
+    wait_until("it does not come back", || counts() == (3, 4));
     // By the communication id.
-    for (to, expected) in [(one, (2, 2)), (other, (2, 3))] {
+    for (to, expected) in [(one, (4, 4)), (other, (4, 5))] {
         let message = Dreq {
             remote_comm_id: CommId::new(to.comm_id_prefix() | 5),
             ..Dreq::default()
@@ -299,8 +315,10 @@ fn management_datagrams_are_steered() {
         wait_until("by id", || counts() == expected);
     }
     // From outside: by way of the public port.
-    one.publish_service(service, V4).unwrap();
-    other.publish_service(service, any).unwrap();
+    one.take_service(service, V4).unwrap();
+    one.offer_service(service, V4).unwrap();
+    other.take_service(service, any).unwrap();
+    other.offer_service(service, any).unwrap();
     assert_eq!(one.steer(&request(service), V4), Some(one.slot()));
     one.withdraw_service(service, V4);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -312,7 +330,7 @@ fn management_datagrams_are_steered() {
     let ends = Ends::new((V4, from), (V4, one.public_port)).unwrap();
     ends.seal(3, &mut octets);
     socket.send_to(&octets, (V4, one.public_port)).unwrap();
-    wait_until("forwarded", || counts() == (2, 4));
+    wait_until("forwarded", || counts() == (4, 6));
 }
 
 #[test]
@@ -374,7 +392,7 @@ fn what_cannot_be_sent() {
 fn files_stay_young() {
     let (folder, one, _other) = two_ports();
     let service = ServiceId::new(77);
-    one.publish_service(service, V4).unwrap();
+    one.take_service(service, V4).unwrap();
     let find = |part: &str, name: &str| {
         let net = std::fs::read_dir(folder.path()).unwrap().next().unwrap();
         net.unwrap().path().join(part).join(name)
