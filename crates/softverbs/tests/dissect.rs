@@ -69,6 +69,13 @@ impl Capture {
     }
 }
 
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// What tshark makes of a capture.
 fn tshark(file: &Path, args: &[&str]) -> Vec<String> {
     let output = Command::new("tshark")
