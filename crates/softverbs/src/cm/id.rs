@@ -360,6 +360,10 @@ impl IdShared {
 
     /// Ends everything that this identifier started; its events that have not been fetched go.
     pub(super) fn destroy(&self) {
+        let last = self.lock().connected_qp();
+        if let Some(last) = last {
+            last.send_last();
+        }
         let (phase, qp, named, socket, bound, connection) = {
             let mut state = self.lock();
             // Over RoCE it is the application that ends what it has named.

@@ -444,6 +444,9 @@ impl CmId {
             }
         };
         if let Some(connection) = connection {
+            if let Some(qp) = qp {
+                qp.send_last();
+            }
             return ib::disconnect(connection);
         }
         if self.shared().ps == PortSpace::Udp {

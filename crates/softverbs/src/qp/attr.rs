@@ -151,8 +151,8 @@ impl Qp {
 
 impl QpInner {
     pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        self.flush_deferred(false);
         let mut core = self.lock();
+        self.send_posted(&mut core);
         if mask.contains(QpAttrMask::PORT) && attr.port_num != 1 {
             return Err(Error::invalid("port_num", "the device has one port: 1"));
         }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use nix::sys::epoll::EpollFlags;
@@ -23,6 +23,7 @@ use crate::async_event::AsyncEventKind;
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::IoList;
 use crate::engine::{Engine, Set};
+use crate::roce::Roce;
 use crate::wr::Wc;
 
 /// How long a closed connection may take to deliver what TCP still holds, and to see the peer's
@@ -119,6 +120,7 @@ impl QpInner {
     /// `rdma_disconnect`: what TCP has taken is delivered, the rest is flushed.
     pub(crate) fn disconnect(&self) {
         let mut core = self.lock();
+        self.send_posted(&mut core);
         let now = self.engine.now();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.disconnect(now),
@@ -127,17 +129,42 @@ impl QpInner {
         self.transmit(&mut core);
     }
 
+    /// See [`send_posted`](Self::send_posted): before the peer hears of the end in another way.
+    pub(crate) fn send_last(&self) {
+        self.send_posted(&mut self.lock());
+    }
+
+    /// Before the application ends what it has posted to: requests that were left for the next poll
+    /// leave, as they would have left a device by now. They may be unsignaled, and nobody asks for
+    /// their completions. Whatever `deferred` says: the engine's thread may have taken them over,
+    /// and wait for the lock that we hold.
+    pub(super) fn send_posted(&self, core: &mut MutexGuard<'_, Core>) {
+        /// Turns of an unreliable service, which has small ones: a whole send queue of datagrams.
+        const TURNS: usize = 128;
+        self.takes_along(core);
+        self.transmit(core);
+        if self.qp_type.is_reliable() {
+            return;
+        }
+        let more = |roce: &mut Roce| roce.pending.is_empty() && roce.queue_pair.wants_transmit();
+        for _ in 1..TURNS {
+            if !core.roce().is_some_and(more) {
+                return;
+            }
+            self.transmit(core);
+        }
+    }
+
     /// Moves to the error state and closes the connection.
     pub(crate) fn abort(&self, cause: CloseCause) {
         let mut core = self.lock();
+        if matches!(cause, CloseCause::Local) {
+            self.send_posted(&mut core);
+        }
         self.abort_locked(&mut core, cause);
     }
 
-    pub(super) fn abort_locked(
-        &self,
-        core: &mut std::sync::MutexGuard<'_, Core>,
-        cause: CloseCause,
-    ) {
+    pub(super) fn abort_locked(&self, core: &mut MutexGuard<'_, Core>, cause: CloseCause) {
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(cause),
             Side::Roce(roce) => roce.abort(),
@@ -155,8 +182,8 @@ impl QpInner {
 
     fn destroy_once(&self) {
         registry::remove(self);
-        self.flush_deferred(false);
         let mut core = self.lock();
+        self.send_posted(&mut core);
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(CloseCause::Local),
             Side::Roce(roce) => roce.abort(),

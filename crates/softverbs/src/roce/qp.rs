@@ -80,7 +80,7 @@ pub(crate) struct Roce {
     /// when it is not the time for them.
     early: Option<Vec<(SendRequest, Option<Qpn>)>>,
     /// Packets that the kernel had no room for, from that one on.
-    pending: PacketBatch,
+    pub(crate) pending: PacketBatch,
     pending_from: usize,
     /// The port tells when there is room.
     waiting: bool,
