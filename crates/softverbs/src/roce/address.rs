@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use softverbs_wire::codec::Reader;
-use softverbs_wire::ib::GrhArea;
+use softverbs_wire::ib::{Grh, GrhArea, Ipv4Header};
 use softverbs_wire::num::{Gid, Qpn};
 
-use super::port::SendPath;
+use super::port::{PacketMeta, ReceivedFrom, SendPath};
 use crate::context::{Context, Pd};
 use crate::device::{Device, Transport, is_link_local};
 use crate::error::{Error, Result};
@@ -217,4 +217,25 @@ impl Pd {
             }),
         })
     }
+}
+
+/// The network header as a datagram's receive buffer shows it. What the port does not know has
+/// its usual value.
+pub(super) fn grh_area(meta: &PacketMeta, from: &ReceivedFrom) -> [u8; GrhArea::LEN] {
+    const UDP: usize = 8;
+    let len = u16::try_from(meta.len + UDP).unwrap_or(u16::MAX);
+    let area = match (from.remote, from.local) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let total = len.saturating_add(20);
+            let mut header = Ipv4Header::new(source, destination, total, 64);
+            header.tos = meta.traffic_class;
+            GrhArea::V4(header)
+        }
+        (source, destination) => {
+            let mut header = Grh::new(source.into(), destination.into(), len, 64);
+            header.traffic_class = meta.traffic_class;
+            GrhArea::V6(header)
+        }
+    };
+    area.to_bytes()
 }

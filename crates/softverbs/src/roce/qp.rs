@@ -17,10 +17,10 @@ use softverbs_proto::roce::queue_pair::{
 };
 use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
-use softverbs_wire::ib::{Grh, GrhArea, Ipv4Header, Packet};
+use softverbs_wire::ib::Packet;
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
-use super::address::Way;
+use super::address::{Way, grh_area};
 use super::patience::Patience;
 use super::port::{PacketMeta, PacketSink, Port, ReceivedFrom, SendPath, Sent};
 use crate::async_event::AsyncEventKind;
@@ -539,15 +539,18 @@ impl PacketSink for QpInner {
         let mut core = self.lock();
         let Some(roce) = core.roce() else { return };
         if !roce.is_from_peer(from) {
-            return;
+            return roce.port.note_not_from_peer();
         }
         let datagram = roce.queue_pair.config().qp_type == QpType::Ud;
         let meta = ProtoMeta {
             ecn_ce: meta.congested(),
             grh: datagram.then(|| grh_area(meta, from)),
         };
+        let before = roce.queue_pair.counters().dropped;
         roce.queue_pair
             .on_packet(now, &mut QpMemory::new(self), packet, &meta);
+        let dropped = roce.queue_pair.counters().dropped - before;
+        roce.port.note_no_use(dropped);
     }
 
     fn burst_end(&self) {
@@ -573,27 +576,6 @@ impl PacketSink for QpInner {
         }
         self.transmit(&mut core);
     }
-}
-
-/// The network header as a datagram's receive buffer shows it. What the port does not know has
-/// its usual value.
-fn grh_area(meta: &PacketMeta, from: &ReceivedFrom) -> [u8; GrhArea::LEN] {
-    const UDP: usize = 8;
-    let len = u16::try_from(meta.len + UDP).unwrap_or(u16::MAX);
-    let area = match (from.remote, from.local) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let total = len.saturating_add(20);
-            let mut header = Ipv4Header::new(source, destination, total, 64);
-            header.tos = meta.traffic_class;
-            GrhArea::V4(header)
-        }
-        (source, destination) => {
-            let mut header = Grh::new(source.into(), destination.into(), len, 64);
-            header.traffic_class = meta.traffic_class;
-            GrhArea::V6(header)
-        }
-    };
-    area.to_bytes()
 }
 
 #[cfg(test)]

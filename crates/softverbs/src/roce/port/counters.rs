@@ -55,6 +55,8 @@ counters! {
     bad_icrc, "dropped: wrong ICRC";
     malformed, "dropped: not a packet";
     no_queue_pair, "dropped: no such queue pair";
+    not_from_peer, "dropped: not from the peer of the queue pair";
+    no_use, "dropped: no use to the queue pair (no receive, wrong key, not expected)";
     not_ours, "dropped: queue pair of no process here";
 }
 

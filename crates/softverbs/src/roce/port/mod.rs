@@ -372,6 +372,18 @@ impl Port {
         self.touch_groups();
     }
 
+    /// A queue pair dropped a packet that does not come from its peer.
+    pub(crate) fn note_not_from_peer(&self) {
+        counters::add(&self.counters.not_from_peer, 1);
+    }
+
+    /// A queue pair dropped packets that it has no use for.
+    pub(crate) fn note_no_use(&self, packets: u64) {
+        if packets > 0 {
+            self.counters.no_use.fetch_add(packets, Ordering::Relaxed);
+        }
+    }
+
     /// What the port has done so far.
     fn counters(&self) -> CounterValues {
         let mut values = self.counters.snapshot();

@@ -84,11 +84,23 @@ fn an_unreliable_request_whose_packets_never_go_is_flushed() {
     let (cq, qp) = unreliable();
     let mut core = qp.inner().lock();
     refused_by_the_kernel(qp.inner(), &mut core);
+    core.roce().unwrap().abort();
+    qp.inner().transmit(&mut core);
+    drop(core);
+    assert_eq!(completions(&cq), [(7, WcStatus::WrFlushErr)]);
+}
+
+/// The end of the queue pair is one more occasion to send them.
+#[test]
+fn what_the_kernel_had_no_room_for_is_tried_once_more_before_the_end() {
+    let (cq, qp) = unreliable();
+    let mut core = qp.inner().lock();
+    refused_by_the_kernel(qp.inner(), &mut core);
     drop(core);
     let attr = QpAttr {
         qp_state: QpState::Err,
         ..QpAttr::default()
     };
     qp.modify(&attr, QpAttrMask::STATE).unwrap();
-    assert_eq!(completions(&cq), [(7, WcStatus::WrFlushErr)]);
+    assert_eq!(completions(&cq), [(7, WcStatus::Success)]);
 }
