@@ -170,6 +170,27 @@ fn datagrams() {
     }
 }
 
+/// The sender does not ask for completions: it posts, leaves the group, and ends. (IPv4: the loopback
+/// interface takes no multicast of IPv6.)
+#[test]
+fn datagrams_to_a_group() {
+    for (transport, address, group, options) in [
+        ("iwarp", "127.0.0.1", "239.7.7.1", ""),
+        ("roce", "127.0.0.1", "239.7.7.2", ""),
+        ("roce", "127.0.0.1", "239.7.7.3", "-C 50 -S 1000"),
+        ("roce", "127.0.0.1", "239.7.7.4", "-c 5 -C 3"),
+    ] {
+        let (receiver, sender) = pair(
+            transport,
+            &format!("mckey -b {address} -m {group} {options}"),
+            &format!("mckey -s -b {address} -m {group} {options}"),
+        );
+        for output in [&receiver, &sender] {
+            assert!(output.contains("return status 0"), "{output}");
+        }
+    }
+}
+
 #[test]
 fn rdma_client_and_server() {
     everywhere(|transport, address, port| {

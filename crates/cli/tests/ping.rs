@@ -1,4 +1,4 @@
-//! `softverbs ping` against itself. (`lab/` runs it against the real rping.)
+//! `softverbs ping` against itself, and against the rping of rdma-core on the library of this tree.
 
 mod common;
 
@@ -118,4 +118,57 @@ fn somebody_who_speaks_something_else() {
     let (server, port) = serve("");
     sv(&format!("bw 127.0.0.1 -p {port}")).failed("does not speak");
     server.finish().ok();
+}
+
+/// rdma-core's program, on the library of this tree.
+fn rping(transport: &str, options: &str) -> std::process::Command {
+    softverbs(&format!("run --transport {transport} -- rping {options}"))
+}
+
+#[test]
+fn the_client_of_rdma_core() {
+    for transport in ["iwarp", "roce"] {
+        for address in ["127.0.0.1", "::1"] {
+            let (server, port) = serve(&format!("--transport {transport} -v"));
+            let client = format!("-c -a {address} -p {port} -C 3 -S 30 -V -v");
+            let out = common::run(rping(transport, &client)).ok();
+            assert!(
+                out.contains("ping data: rdma-ping-2: CDEFGHIJKLMNOPQR"),
+                "{out}"
+            );
+            let seen = server.finish().ok();
+            assert!(
+                seen.contains("server ping data: rdma-ping-2: CDEFGHIJKLMNOPQR"),
+                "{seen}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_server_of_rdma_core() {
+    for transport in ["iwarp", "roce"] {
+        for address in ["127.0.0.1", "::1"] {
+            let free = std::net::TcpListener::bind((address, 0)).unwrap();
+            let port = free.local_addr().unwrap().port();
+            drop(free);
+            let options = format!("-s -a {address} -p {port} -C 3 -S 30 -V -v");
+            let server = Running::start(rping(transport, &options));
+            let line = format!("ping {address} --transport {transport} -p {port} -C 3 -S 30 -V");
+            // It does not say when it listens; until then we are refused.
+            let end = std::time::Instant::now() + Duration::from_secs(30);
+            let mut client = sv(&line);
+            while client.code != Some(0) && std::time::Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(50));
+                client = sv(&line);
+            }
+            let out = client.ok();
+            assert!(out.contains("3 pings of 30 bytes"), "{out}");
+            let seen = server.finish().ok();
+            assert!(
+                seen.contains("server ping data: rdma-ping-2: CDEFGHIJKLMNOPQR"),
+                "{seen}"
+            );
+        }
+    }
 }
