@@ -55,6 +55,8 @@ fn child() {
     let done: u64 =
         fault::report().map_or(0, |report| report.rules.iter().map(|rule| rule.done).sum());
     eprintln!("faults {done}");
+    // The answer to the client's DREQ may have been lost.
+    child::until_dismissed();
 }
 
 fn serve(setup: &Setup) {

@@ -14,6 +14,12 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
+/// In a child: stays until the parent waits for its end. A peer may still ask for an answer that was
+/// lost.
+pub fn until_dismissed() {
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+}
+
 /// A child; killed and waited for when dropped.
 #[derive(Debug)]
 pub struct Other {
@@ -37,6 +43,7 @@ impl Other {
             .args(["--exact", "child", "--nocapture"])
             .env(ROLE, role)
             .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -65,8 +72,9 @@ impl Other {
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and ends [`until_dismissed`].
     pub fn finish(mut self) -> ExitStatus {
+        drop(self.child.stdin.take());
         let begin = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
