@@ -38,7 +38,7 @@ fn names() -> PathBuf {
     folder
 }
 
-/// A program that runs on the library, in the way that `scripts/with-softverbs` starts it; as an
+/// A program that runs on the library, in the way that `softverbs run` starts it; as an
 /// ordinary user if we are root, since nothing here needs more.
 pub(crate) fn with_softverbs(program: &str) -> Command {
     let names = names();
