@@ -181,8 +181,9 @@ static void connect_qp(int rnr_retry)
     if (type == IBV_QPT_RC)
         mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
     CHECK(ibv_modify_qp(qp, &rtr, mask) == 0, "to RTR");
+    // 7 means "for ever" to rxe.
     struct ibv_qp_attr rts = {
-        .qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = 16, .retry_cnt = 7, .rnr_retry = rnr_retry, .max_rd_atomic = 8,
+        .qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = 16, .retry_cnt = 6, .rnr_retry = rnr_retry, .max_rd_atomic = 8,
     };
     mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if (type == IBV_QPT_RC)
