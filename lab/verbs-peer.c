@@ -32,7 +32,7 @@ static const char *const failure_names[FAILURES] = {
     "bad-key", "out-of-bounds", "no-permission", "read-bad-key", "atomic-misaligned", "too-long", "no-receive",
 };
 
-static bool client, errors, writes;
+static bool client, errors, writes, endless;
 static enum ibv_qp_type type = IBV_QPT_RC;
 static enum ibv_mtu mtu = IBV_MTU_1024;
 static int mtu_octets = 1024, control, gid_index;
@@ -181,9 +181,10 @@ static void connect_qp(int rnr_retry)
     if (type == IBV_QPT_RC)
         mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
     CHECK(ibv_modify_qp(qp, &rtr, mask) == 0, "to RTR");
-    // 7 means "for ever" to rxe.
+    // 7 means "for ever" to rxe, which one that waits for a peer's end must not want. It counts retries
+    // down although parts of a message get through, so that those with losses need it.
     struct ibv_qp_attr rts = {
-        .qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = 16, .retry_cnt = 6, .rnr_retry = rnr_retry, .max_rd_atomic = 8,
+        .qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = 16, .retry_cnt = endless ? 6 : 7, .rnr_retry = rnr_retry, .max_rd_atomic = 8,
     };
     mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if (type == IBV_QPT_RC)
@@ -533,7 +534,6 @@ int main(int argc, char **argv)
 {
     char *host = NULL, *address = NULL, *sizes = "0,1,1024,1025,4097,1048579";
     int option, port = 18600;
-    bool endless = false;
     while ((option = getopt(argc, argv, "c:b:p:t:m:s:ewk")) != -1) {
         switch (option) {
         case 'c': host = optarg; client = true; break;
