@@ -12,3 +12,15 @@ fn what_the_manual_pages_say() {
         Program::new(transport, program.to_str().expect("text")).ok();
     }
 }
+
+#[test]
+fn what_is_destroyed_is_not_touched_any_more() {
+    let program = compile("lifetimes");
+    for transport in TRANSPORTS {
+        Program::new(transport, program.to_str().expect("text"))
+            // What is freed is filled with this, and no pointer to anything then.
+            .env("MALLOC_PERTURB_", "165")
+            .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+            .ok();
+    }
+}

@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
             let state = object(id)?;
             qp::adopt(id)?;
             state.id.accept(&conn_param(&[], param)?)?;
-            qp::refresh_state((*id).qp);
+            qp::refresh_state(id);
             if (*id).qp_type == IBV_QPT_UD {
                 // The answer is all there is: no event follows.
                 if state.is_sync() {
@@ -138,7 +138,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         unsafe {
             let state = object(id)?;
             state.id.disconnect()?;
-            qp::refresh_state((*id).qp);
+            qp::refresh_state(id);
             // No event comes to those who have had it.
             let heard = state.own().disconnected;
             if !heard {

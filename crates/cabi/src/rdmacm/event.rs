@@ -114,8 +114,13 @@ unsafe fn update(id: *mut rdma_cm_id, event: &CmEvent) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         match event.kind() {
-            EventKind::AddrResolved | EventKind::Established | EventKind::ConnectResponse => {
+            EventKind::AddrResolved => id::refresh(id)?,
+            EventKind::Established | EventKind::ConnectResponse => {
                 id::refresh(id)?;
+                qp::refresh_state(id);
+            }
+            EventKind::Rejected | EventKind::Unreachable | EventKind::ConnectError => {
+                qp::refresh_state(id);
             }
             EventKind::RouteResolved => id::refresh_path(id)?,
             EventKind::ConnectRequest => {
@@ -125,7 +130,6 @@ unsafe fn update(id: *mut rdma_cm_id, event: &CmEvent) -> Result<()> {
             EventKind::Disconnected => object(id)?.own().disconnected = true,
             _ => {}
         }
-        qp::refresh_state((*id).qp);
     }
     Ok(())
 }

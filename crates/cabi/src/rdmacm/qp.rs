@@ -11,19 +11,24 @@ use super::devices;
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, in_ref, object, out_mut};
 use crate::verbs::qp::{QpInit, create};
+use crate::verbs::state as opened;
 use crate::verbs::{
     c_qp_attr, create_qp_ex, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel,
     ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, publish_state, srq,
 };
 
-/// Puts the state of a queue pair where C looks for it.
+/// Puts the state of an identifier's queue pair where C looks for it. The field of the identifier says
+/// nothing: the application may have destroyed the queue pair, or do so at this moment.
 ///
 /// # Safety
-/// `qp` is null or one of C's.
-pub(super) unsafe fn refresh_state(qp: *mut ibv_qp) {
-    if !qp.is_null() {
-        // SAFETY: the caller's promise.
-        let _ = unsafe { publish_state(qp) };
+/// `id` is one of C's, alive.
+pub(super) unsafe fn refresh_state(id: *mut rdma_cm_id) {
+    // SAFETY: the caller's promise; the device of an identifier stays open as long as that.
+    let found = unsafe { (object(id), opened((*id).verbs)) };
+    if let (Ok(state), Ok(opened)) = found
+        && let Some(qp) = state.id.qp()
+    {
+        opened.publish_qp_state(qp.qp_num());
     }
 }
 
@@ -37,7 +42,7 @@ pub(super) unsafe fn adopt(id: *mut rdma_cm_id) -> Result<()> {
         let (state, qp) = (object(id)?, (*id).qp);
         if !qp.is_null() && state.id.qp().is_none() {
             state.id.attach_qp(object(qp)?.qp())?;
-            refresh_state(qp);
+            publish_state(qp)?;
         }
     }
     Ok(())

@@ -15,6 +15,7 @@ use super::mw::{alloc_mw, bind_mw, dealloc_mw};
 use super::pd::{alloc_parent_domain, alloc_td, dealloc_td, query_rt_values};
 use super::post::{post_recv, post_send};
 use super::qp::create_qp_ex;
+use super::qp_attr::publish_state;
 use super::query::{query_device_ex, query_port};
 use super::srq::{create_srq_ex, post_srq_recv};
 use super::xrc::{close_xrcd, get_srq_num, open_qp, open_xrcd};
@@ -71,8 +72,23 @@ impl ContextState {
             .insert(AsyncElement::Qp(number), Element::Qp(qp));
     }
 
-    pub(super) fn forget_qp(&self, number: Qpn) {
-        self.elements().remove(&AsyncElement::Qp(number));
+    /// Unless the number is another one's by now.
+    pub(super) fn forget_qp(&self, number: Qpn, qp: *mut ibv_qp) {
+        let mut elements = self.elements();
+        let element = AsyncElement::Qp(number);
+        if matches!(elements.get(&element), Some(Element::Qp(known)) if *known == qp) {
+            elements.remove(&element);
+        }
+    }
+
+    /// Puts the state of a queue pair where C looks for it, if C has that queue pair.
+    pub(crate) fn publish_qp_state(&self, number: Qpn) {
+        // Whoever destroys it has to take it out of here first.
+        let elements = self.elements();
+        if let Some(Element::Qp(qp)) = elements.get(&AsyncElement::Qp(number)) {
+            // SAFETY: known here, and so alive as long as the lock is held.
+            let _ = unsafe { publish_state(*qp) };
+        }
     }
 
     pub(super) fn remember_srq(&self, id: u64, srq: *mut ibv_srq) {

@@ -268,7 +268,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Result<()> {
     }
     // SAFETY: a queue pair's context is not closed before it.
     let opened = unsafe { state((*qp).context) }?;
-    opened.forget_qp(queue_pair.qp.qp_num());
+    opened.forget_qp(queue_pair.qp.qp_num(), qp);
     // SAFETY: the caller gives it up, and no event names it.
     drop(unsafe { ffi::destroy(qp) });
     Ok(())

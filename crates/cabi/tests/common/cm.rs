@@ -158,6 +158,12 @@ impl Program {
         }
     }
 
+    /// Sets a variable of its environment.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
     pub(crate) fn start(mut self) -> Running {
         let child = self
             .command
