@@ -16,7 +16,7 @@ tc qdisc add dev eth0 handle ffff: ingress
 for header in ip ip6; do
     protocol=${header/ip6/ipv6}
     tc filter add dev eth0 parent 1: protocol $protocol prio ${#header} u32 match $header dport 4791 0xffff flowid 1:3
-    tc filter add dev eth0 parent ffff: protocol $protocol prio ${#header} u32 match $header dport 4791 0xffff action pass random determ drop 50
+    tc filter add dev eth0 parent ffff: protocol $protocol prio ${#header} u32 match $header dport 4791 0xffff action pass random netrand drop 50
 done
 """
 NO_LOSSES = "tc qdisc del dev eth0 root; tc qdisc del dev eth0 ingress; true"
