@@ -7,7 +7,7 @@ from .common import case, expect_pings, finish, ping_ends
 from .rxe_verbs import peers
 from .sides import CASE_SECONDS, Failed, GuestProgram, expect, last
 
-# What the guest loses: by chance what it sends, and every 50th of what it receives.
+# What the guest loses: what it sends and what it receives, both by chance (a drop of every 50th would meet the same packet of each 50-packet response).
 LOSSES = """
 set -e
 tc qdisc add dev eth0 root handle 1: prio

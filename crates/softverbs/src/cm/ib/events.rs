@@ -4,14 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
-use softverbs_proto::cm::event::{CmEvent, CmStatus, QpAction, Rejected, Reply, Request};
+use softverbs_proto::cm::event::{CmEvent, QpAction, Rejected, Reply, Request};
 use softverbs_proto::cm::params::{ConnectionId, ListenToken, RejectParams};
 use softverbs_proto::cm::state::State as CmState;
 use softverbs_wire::ib::cm::RejReason;
 use softverbs_wire::ib::rdma_cm::ServicePort;
 use softverbs_wire::num::TimeoutCode;
 
-use super::{Incoming, Manager};
+use super::{Ended, Incoming, Manager};
 use crate::cm::CmId;
 use crate::cm::event::{BacklogPlace, ConnParam, EventKind};
 use crate::cm::id::{IdShared, Phase};
@@ -56,13 +56,13 @@ impl Listener {
 }
 
 impl Manager {
-    /// Called by the thread that pumps, without any other lock.
+    /// Called by the thread that pumps, without any other lock. An end is reported by the caller.
     pub(super) fn on_event(
         &'static self,
         id: ConnectionId,
         event: CmEvent,
         shared: Option<&Arc<IdShared>>,
-    ) {
+    ) -> Option<Ended> {
         match (event, shared) {
             (CmEvent::Request(request), _) => self.on_request(id, *request),
             (CmEvent::SidrRequest(request), _) => self.on_sidr_request(id, *request),
@@ -74,7 +74,12 @@ impl Manager {
                 shared.on_ib_failed(EventKind::Unreachable, status.errno(), Vec::new());
             }
             (CmEvent::Disconnected(status), Some(shared)) => {
-                self.on_disconnected(id, status, shared);
+                self.on_disconnected(id, shared);
+                return Some(Ended {
+                    connection: id,
+                    id: shared.clone(),
+                    status,
+                });
             }
             (CmEvent::TimewaitExit, Some(shared)) => {
                 self.lock().forget(id);
@@ -85,6 +90,7 @@ impl Manager {
             (_, None) => self.give_up(id),
             (CmEvent::SidrReply(reply), Some(shared)) => self.on_sidr_reply(id, *reply, shared),
         }
+        None
     }
 
     /// Who listens, and the device of a local address.
@@ -205,14 +211,13 @@ impl Manager {
         shared.on_ib_failed(EventKind::Rejected, status, rejected.private_data);
     }
 
-    fn on_disconnected(&self, id: ConnectionId, status: CmStatus, shared: &Arc<IdShared>) {
+    pub(super) fn on_disconnected(&self, id: ConnectionId, shared: &Arc<IdShared>) {
         // The peer's queue pair is in the error state; so is ours, before the application hears of
         // it, and the peer need not wait for the application.
         let qp = shared.lock().qp.clone();
         if let Some(qp) = qp {
             qp.inner().disconnect();
         }
-        shared.on_ib_disconnected(status.errno());
         let now = self.engine.now();
         let _ = self.lock().endpoint.disconnect_reply(now, id);
     }

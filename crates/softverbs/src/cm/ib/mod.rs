@@ -207,12 +207,16 @@ impl Manager {
     }
 
     fn drain(&'static self) {
+        let mut ended = Vec::new();
         loop {
             if self.noted.swap(false, Ordering::SeqCst) {
                 self.take_notes();
             }
             match self.next_step() {
-                Step::Event(id, event, shared) => self.on_event(id, event, shared.as_ref()),
+                Step::Event(id, event, shared) => {
+                    report(ended.extract_if(.., |end: &mut Ended| end.connection == id));
+                    ended.extend(self.on_event(id, event, shared.as_ref()));
+                }
                 Step::Send(transmit, interface) => {
                     let address = transmit.address;
                     let (local, remote) = (address.local.to_ip(), address.remote.to_ip());
@@ -221,7 +225,8 @@ impl Manager {
                     // What is lost is repeated.
                     let _ = self.port.send_mad(&path, &transmit.octets);
                 }
-                Step::Nothing => return,
+                Step::Nothing if ended.is_empty() => return,
+                Step::Nothing => report(ended.drain(..)),
             }
         }
     }
@@ -338,6 +343,20 @@ impl Manager {
         if is_link_local(local) {
             self.lock().scopes.insert(local.into(), interface);
         }
+    }
+}
+
+/// A connection that has ended. The application hears of it when the peer has its answer: it may
+/// exit at once.
+struct Ended {
+    connection: ConnectionId,
+    id: Arc<IdShared>,
+    status: CmStatus,
+}
+
+fn report(ended: impl Iterator<Item = Ended>) {
+    for end in ended {
+        end.id.on_ib_disconnected(end.status.errno());
     }
 }
 

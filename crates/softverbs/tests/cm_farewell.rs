@@ -1,0 +1,23 @@
+//! The end of a connection over RoCE: whoever hears of it may exit at once, and the peer must not
+//! wait for an answer that never comes (4.3 s until it asks again, 15 times).
+
+mod common;
+
+use common::faults::Faults;
+use common::{Setup, expect, pair};
+use softverbs::Transport;
+use softverbs::cm::EventKind;
+use softverbs::fault::Kind;
+
+const CONNECTIONS: u64 = 300;
+
+#[test]
+fn the_peer_is_answered_before_the_application_hears_of_the_end() {
+    let faults = Faults::install("in:rej=drop");
+    for nth in 1..=CONNECTIONS {
+        let (client, server) = pair(&Setup::over(Transport::Roce));
+        server.id.disconnect().unwrap();
+        drop(expect(&client.channel, EventKind::Disconnected));
+        assert_eq!(faults.sent(Kind::Drep), nth);
+    }
+}
