@@ -1,5 +1,6 @@
-//! Thousands of connections on one completion queue and one shared receive queue, each answered
-//! at once from its first receive completion.
+//! Ten thousand connections in one process, both ends of each, on one completion queue and one
+//! shared receive queue a side; each is answered at once from its first receive completion. Then
+//! all end, and what they took is given back.
 //!
 //! `cargo test -p softverbs --test scale -- --nocapture` reports memory; the number of connections
 //! can be set by `SOFTVERBS_CONNECTIONS`.
@@ -9,14 +10,16 @@
 mod common;
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{ALL, PATIENCE, Setup, listener};
+use common::{ALL, PATIENCE, Setup, listener, pair};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use softverbs::cm::{CmId, ConnParam, EventChannel, EventKind, PortSpace};
+use softverbs::cm::{CmId, CmOption, ConnParam, EventChannel, EventKind, PortSpace};
 use softverbs::{
     Cq, Mr, Pd, Qp, QpCap, QpInitAttr, Qpn, RecvWr, SendData, SendFlags, SendOp, SendWr, Srq,
-    SrqInitAttr, Wc,
+    SrqInitAttr, Transport, Wc,
 };
 
 /// Descriptors that the rest of the process needs.
@@ -98,20 +101,83 @@ fn resident() -> usize {
     text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-#[test]
-fn thousands_of_connections_each_answered_from_its_first_completion() {
-    let wanted: usize = std::env::var("SOFTVERBS_CONNECTIONS").map_or(5000, |text| {
-        text.parse().expect("SOFTVERBS_CONNECTIONS: a number")
-    });
+common::over_both! { ten_thousand_connections_each_answered_from_its_first_completion }
+
+/// The two counts must not see each other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+/// How many connections this machine lets this process have.
+fn allowed(transport: Transport, wanted: usize) -> usize {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
-    let fits = usize::try_from(most.saturating_sub(SPARE) / 2).unwrap();
-    // Two sockets a connection: both ends are here. The limit is the machine's.
-    let connections = wanted.min(fits);
+    let needed = match transport {
+        // Two sockets a connection: both ends are here.
+        Transport::Iwarp => 2 * wanted as u64 + SPARE,
+        Transport::Roce => SPARE,
+    };
+    // Root may raise the limit.
+    let most = match setrlimit(Resource::RLIMIT_NOFILE, needed.max(most), needed.max(most)) {
+        Ok(()) => needed.max(most),
+        Err(_) => {
+            setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+            most
+        }
+    };
+    let missing = usize::try_from(needed.saturating_sub(most)).unwrap();
+    let connections = wanted - missing.div_ceil(2);
     if connections < wanted {
         println!("{connections} of {wanted} connections: the limit of open files is {most}");
     }
-    let setup = Setup::default();
+    connections
+}
+
+fn ten_thousand_connections_each_answered_from_its_first_completion(transport: Transport) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let wanted: usize = std::env::var("SOFTVERBS_CONNECTIONS").map_or(10_000, |text| {
+        text.parse().expect("SOFTVERBS_CONNECTIONS: a number")
+    });
+    let connections = allowed(transport, wanted);
+    drop(pair(&Setup::over(transport)));
+    // Numbers of queue pairs are a file's each 4096, over RoCE, and stay this process's.
+    let descriptors = open_descriptors() + 8;
+    round(transport, connections);
+    settle(descriptors);
+    let memory = resident();
+    let again = connections.div_ceil(5);
+    for _ in 0..REPEATED {
+        round(transport, again);
+        settle(descriptors);
+    }
+    let grown = resident().saturating_sub(memory);
+    println!("{transport}: {grown} octets more after {REPEATED} times {again} connections");
+    let ends = 2 * again * REPEATED;
+    // A leak of 128 octets an end would show.
+    assert!(
+        grown <= 128 * ends + (1 << 20),
+        "{grown} octets more, {ends} ends"
+    );
+}
+
+const REPEATED: usize = 3;
+
+/// Waits until no more descriptors are open; sockets linger until their peers are closed, too.
+fn settle(descriptors: usize) {
+    let end = Instant::now() + 3 * PATIENCE;
+    while open_descriptors() > descriptors {
+        assert!(
+            Instant::now() < end,
+            "{} descriptors, {descriptors} expected",
+            open_descriptors()
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// All of them open, one question and its answer on each, and all closed.
+fn round(transport: Transport, connections: usize) {
+    let setup = Setup::over(transport);
     let (server_channel, listening, address) = listener(&setup);
     let mut server = Side::new(&listening, server_channel, connections);
     let client_channel = EventChannel::new().unwrap();
@@ -128,6 +194,7 @@ fn thousands_of_connections_each_answered_from_its_first_completion() {
         // Not more at once than a listener's backlog.
         while opened < connections && opened < accepted + 512 {
             let id = CmId::new(&client_channel, PortSpace::Tcp, 0).unwrap();
+            id.set_option(CmOption::Transport(transport)).unwrap();
             // The events of these two say nothing that the return does not.
             id.resolve_addr(None, address, PATIENCE).unwrap();
             id.resolve_route(PATIENCE).unwrap();
@@ -163,7 +230,7 @@ fn thousands_of_connections_each_answered_from_its_first_completion() {
     let took = start.elapsed();
     let memory = resident().saturating_sub(before) / (2 * connections);
     println!(
-        "{connections} connections in {took:.1?}; {memory} octets resident memory for each end"
+        "{transport}: {connections} connections in {took:.1?}; {memory} octets resident memory for each end"
     );
 
     // Every client gets its own number back.
@@ -189,6 +256,7 @@ fn thousands_of_connections_each_answered_from_its_first_completion() {
         assert!(client.ids.contains_key(&qp_num));
     }
     drop((client, server));
+    drop((listening, client_channel));
 }
 
 /// Answers what has arrived, from the receive completion itself.
