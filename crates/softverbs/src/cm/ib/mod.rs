@@ -214,7 +214,10 @@ impl Manager {
             }
             match self.next_step() {
                 Step::Event(id, event, shared) => {
-                    report(ended.extract_if(.., |end: &mut Ended| end.connection == id));
+                    let reported = !matches!(event, CmEvent::Qp(_));
+                    report(
+                        ended.extract_if(.., |end: &mut Ended| reported && end.connection == id),
+                    );
                     ended.extend(self.on_event(id, event, shared.as_ref()));
                 }
                 Step::Send(transmit, interface) => {
