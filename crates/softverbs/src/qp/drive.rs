@@ -547,13 +547,19 @@ impl Source for QpInner {
     }
 
     fn timeout(&self, engine: &Engine, now: Time) {
-        // What has come and waits in the socket is no silence: this process may have waited for a
-        // core for longer than the peer needed to answer.
-        let port = self.lock().roce().map(|roce| roce.port());
-        let all_received = port.is_none_or(|port| port.receive_all());
         let mut core = self.lock();
+        if let Some(roce) = core.roce() {
+            if !roce.timer_fired(engine, now) {
+                return;
+            }
+            let port = roce.port();
+            drop(core);
+            // What has come and waits in the socket is no silence: this process may have waited for
+            // a core for longer than the peer needed to answer.
+            port.receive_all(now);
+            core = self.lock();
+        }
         match &mut core.side {
-            Side::Roce(roce) if !all_received => roce.ask_again(engine, now),
             Side::Iwarp(Iwarp { stream, connection }) => {
                 if let Some(connection) = connection {
                     connection.timer = None;

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, Weak};
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use softverbs_proto::cm::params::ConnectionId;
@@ -234,20 +233,25 @@ impl Roce {
         self.post_early();
     }
 
-    pub(crate) fn on_timeout(&mut self, now: Time) {
+    /// The engine's timer has fired. False if nothing is due yet: then it is set again.
+    pub(crate) fn timer_fired(&mut self, engine: &Engine, now: Time) -> bool {
         self.timer = None;
-        if self.queue_pair.deadline().is_some_and(|at| at <= now) {
-            self.queue_pair.on_timeout(now);
+        let due = self.is_due(now);
+        if !due {
+            self.set_timer(engine);
         }
+        due
     }
 
-    /// Whether it is too late cannot be told at this moment.
-    pub(crate) fn ask_again(&mut self, engine: &Engine, now: Time) {
-        const SOON: Duration = Duration::from_millis(1);
-        self.timer = self.token.map(|token| {
-            engine.set_timer(token, Some(now + SOON));
-            now + SOON
-        });
+    fn is_due(&self, now: Time) -> bool {
+        self.queue_pair.deadline().is_some_and(|at| at <= now)
+    }
+
+    /// Everything that had come by `now` has been received.
+    pub(crate) fn on_timeout(&mut self, now: Time) {
+        if self.is_due(now) {
+            self.queue_pair.on_timeout(now);
+        }
     }
 
     pub(crate) const fn port(&self) -> &'static Port {

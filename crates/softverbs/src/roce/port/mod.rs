@@ -105,6 +105,8 @@ pub(crate) struct Port {
     held: Held,
     findings: Findings,
     polls: AtomicU32,
+    /// Everything that had come by then has been received.
+    emptied: Mutex<Time>,
     counters: Counters,
     edge: Edge,
 }
@@ -183,6 +185,7 @@ impl Port {
             held: Held::default(),
             findings: Findings::default(),
             polls: AtomicU32::new(0),
+            emptied: Mutex::new(Time::ZERO),
             counters: Counters::default(),
             edge: Edge::default(),
         }));

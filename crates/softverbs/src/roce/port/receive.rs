@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use smallvec::SmallVec;
 use softverbs_proto::time::Time;
@@ -94,20 +94,25 @@ impl Port {
         packets
     }
 
-    /// Receives what has come to every socket. False if another thread is at one of them: what it
-    /// holds may not have reached its queue pair yet.
-    pub(crate) fn receive_all(&self) -> bool {
-        let mut alone = true;
+    /// Receives everything that had come to any socket by `now`, and waits for other threads that
+    /// are at it: what they hold may not have reached its queue pair yet.
+    pub(crate) fn receive_all(&self, now: Time) {
+        // Once is enough for all timers that fire together.
+        let mut emptied = self.emptied.lock().unwrap_or_else(PoisonError::into_inner);
+        if *emptied >= now {
+            return;
+        }
+        let begin = self.engine.now();
         for (which, sock) in self.socks.iter().enumerate() {
             let Some(sock) = sock.get() else { continue };
-            alone &= !matches!(sock.inbox.try_lock(), Err(TryLockError::WouldBlock));
+            let mut inbox = sock.inbox.lock().unwrap_or_else(PoisonError::into_inner);
             let mut left = ALL_BURSTS;
-            while left > 0 && self.receive(which, false) > 0 {
+            while left > 0 && !self.burst(which, sock, &mut inbox, SOME).emptied {
                 left -= 1;
             }
         }
-        self.receive_relayed();
-        alone
+        self.receive_all_relayed();
+        *emptied = begin;
     }
 
     /// Receives from one socket, unless another thread is at it. `polled` if an application thread
@@ -122,14 +127,34 @@ impl Port {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return 0,
         };
-        let inbox = inbox.get_or_insert_with(Inbox::new);
-        let mut burst = Burst::new(self, which >= PUBLIC_V4);
-        let mut most = match (polled, sock.hits()) {
+        let most = match (polled, sock.hits()) {
             (true, HITS..) => INBOX,
             (true, _) => 1,
             (false, _) => SOME,
         };
+        self.burst(which, sock, &mut inbox, most).packets
+    }
+
+    /// Does something as if another thread received at all sockets meanwhile.
+    #[cfg(test)]
+    pub(crate) fn while_receiving<R>(&self, work: impl FnOnce() -> R) -> R {
+        let socks = self.socks.iter().filter_map(std::sync::OnceLock::get);
+        let _inboxes: Vec<_> = socks.map(|sock| sock.inbox.lock()).collect();
+        work()
+    }
+
+    /// One burst, which asks for `most` datagrams first.
+    fn burst(
+        &self,
+        which: usize,
+        sock: &Sock,
+        inbox: &mut Option<Inbox<INBOX>>,
+        mut most: usize,
+    ) -> Brought {
+        let inbox = inbox.get_or_insert_with(Inbox::new);
+        let mut burst = Burst::new(self, which >= PUBLIC_V4);
         let mut found = None;
+        let mut emptied = false;
         for _ in 0..ROUNDS {
             let got = match most {
                 1 => inbox.receive::<1>(sock.fd()),
@@ -139,7 +164,10 @@ impl Port {
             let got = match got {
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => break,
+                Err(_) => {
+                    emptied = true;
+                    break;
+                }
             };
             found.get_or_insert_with(|| got > usize::from(most == INBOX));
             burst.begin_round();
@@ -147,6 +175,7 @@ impl Port {
                 .map(|index| burst.datagrams(sock, inbox, index))
                 .sum();
             if got < most {
+                emptied = true;
                 break;
             }
             if octets >= got * BULK {
@@ -164,8 +193,15 @@ impl Port {
         if packets > 0 {
             sock.note_traffic();
         }
-        packets
+        Brought { packets, emptied }
     }
+}
+
+/// What one burst brought.
+struct Brought {
+    packets: usize,
+    /// There was no more.
+    emptied: bool,
 }
 
 impl<'a> Burst<'a> {

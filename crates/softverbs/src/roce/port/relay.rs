@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -29,6 +29,8 @@ const HEADER: usize = 44;
 const MOST: usize = 96 << 10;
 /// Datagrams of one burst.
 const ROUNDS: usize = 8;
+/// Bursts that make up for what its queue can hold.
+const ALL_BURSTS: usize = 32;
 /// After so many empty polls it is left to epoll.
 const IDLE_POLLS: u32 = 64;
 
@@ -243,10 +245,24 @@ impl Port {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return 0,
         };
+        self.relayed_burst(&mut inbox)
+    }
+
+    /// Receives all that other processes have forwarded, when other threads are done with it.
+    pub(super) fn receive_all_relayed(&self) {
+        let inbox = self.relay.inbox.lock();
+        let mut inbox = inbox.unwrap_or_else(PoisonError::into_inner);
+        let mut left = ALL_BURSTS;
+        while left > 0 && self.relayed_burst(&mut inbox) > 0 {
+            left -= 1;
+        }
+    }
+
+    fn relayed_burst(&self, inbox: &mut Vec<u8>) -> usize {
         inbox.resize(MOST, 0);
         let mut burst = Burst::new(self, false);
         for _ in 0..ROUNDS {
-            let Ok(len) = self.relay.socket.recv(&mut inbox) else {
+            let Ok(len) = self.relay.socket.recv(inbox) else {
                 break;
             };
             burst.begin_round();

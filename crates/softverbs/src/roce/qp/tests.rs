@@ -1,40 +1,74 @@
+use std::sync::mpsc;
+use std::time::Duration;
+
 use softverbs_proto::qp_state::QpAttrMask;
 use softverbs_proto::wr::{InlineData, Payload, SendFlags, SendOp};
 
 use super::*;
+use crate::context::Pd;
 use crate::cq::Cq;
 use crate::device::Transport;
 use crate::qp::{Qp, QpAttr};
 use crate::roce::AhAttr;
+use crate::wr::SendData;
 
 /// An unreliable queue pair in RTS that sends to itself.
 fn unreliable() -> (Cq, Qp) {
+    let (cq, pd) = objects();
+    let qp = queue_pair(&pd, &cq, QpType::Uc);
+    connect(&qp, qp.qp_num());
+    (cq, qp)
+}
+
+fn objects() -> (Cq, Pd) {
     let device = Device::for_address("127.0.0.1".parse().unwrap(), None)
         .unwrap()
         .with_transport(Transport::Roce);
     let context = device.open().unwrap();
     let cq = context.create_cq(16, None, 0).unwrap();
+    (cq, context.alloc_pd().unwrap())
+}
+
+fn queue_pair(pd: &Pd, cq: &Cq, qp_type: QpType) -> Qp {
     let attr = QpInitAttr {
-        qp_type: QpType::Uc,
-        ..QpInitAttr::rc(&cq, &cq)
+        qp_type,
+        ..QpInitAttr::rc(cq, cq)
     };
-    let qp = context.alloc_pd().unwrap().create_qp(&attr).unwrap();
+    pd.create_qp(&attr).unwrap()
+}
+
+/// To RTS, towards a queue pair of this process.
+fn connect(qp: &Qp, dest_qp_num: Qpn) {
+    let reliable = qp.qp_type().is_reliable();
     qp.inner().to_init().unwrap();
+    let gid = qp.inner().pd.context().query_gid(1, 0).unwrap();
     let attr = QpAttr {
         qp_state: QpState::Rtr,
-        dest_qp_num: qp.qp_num(),
-        ah_attr: AhAttr::new(context.query_gid(1, 0).unwrap(), 0),
+        dest_qp_num,
+        ah_attr: AhAttr::new(gid, 0),
+        max_dest_rd_atomic: 1,
+        max_rd_atomic: 1,
+        min_rnr_timer: 12,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
         ..QpAttr::default()
     };
-    let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-    qp.modify(&attr, QpAttrMask::STATE | path).unwrap();
+    let mut rtr = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let mut rts = QpAttrMask::SQ_PSN;
+    if reliable {
+        rtr |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        rts |= QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+    }
+    qp.modify(&attr, QpAttrMask::STATE | rtr).unwrap();
     let attr = QpAttr {
         qp_state: QpState::Rts,
         ..attr
     };
-    let rts = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
-    qp.modify(&attr, rts).unwrap();
-    (cq, qp)
+    qp.modify(&attr, QpAttrMask::STATE | rts).unwrap();
 }
 
 /// A request whose packet the kernel had no room for.
@@ -103,4 +137,46 @@ fn what_the_kernel_had_no_room_for_is_tried_once_more_before_the_end() {
     };
     qp.modify(&attr, QpAttrMask::STATE).unwrap();
     assert_eq!(completions(&cq), [(7, WcStatus::Success)]);
+}
+
+/// Whether the timer's work comes to an end while other threads receive at all sockets, and whether it
+/// does when they are done.
+fn timer_ends(qp: &Qp, now: Time) -> (bool, bool) {
+    let (done, is_done) = mpsc::channel();
+    let inner = qp.inner().clone();
+    let engine = inner.engine;
+    let port = inner.lock().roce().unwrap().port();
+    let timer = move || {
+        inner.timeout(engine, now);
+        done.send(()).unwrap();
+    };
+    let early = port.while_receiving(|| {
+        std::thread::spawn(timer);
+        let wait = Duration::from_millis(300);
+        is_done.recv_timeout(wait).is_ok()
+    });
+    let late = early || is_done.recv_timeout(Duration::from_secs(20)).is_ok();
+    (early, late)
+}
+
+#[test]
+fn a_timer_that_is_not_due_receives_nothing() {
+    let (_cq, qp) = unreliable();
+    let now = qp.inner().engine.now();
+    assert_eq!(timer_ends(&qp, now), (true, true));
+}
+
+/// What another thread has taken from a socket, and not yet given to the queue pair, is an answer too.
+#[test]
+fn a_due_timer_waits_for_those_who_receive() {
+    let (cq, pd) = objects();
+    let qp = queue_pair(&pd, &cq, QpType::Rc);
+    // Where nobody answers.
+    let gone = queue_pair(&pd, &cq, QpType::Rc);
+    connect(&qp, gone.qp_num());
+    gone.destroy();
+    let wr = SendWr::new(1, SendOp::Send, SendData::Inline(b"hello"));
+    qp.post_send(&wr).unwrap();
+    let later = qp.inner().engine.now() + Duration::from_secs(60);
+    assert_eq!(timer_ends(&qp, later), (false, true));
 }
