@@ -27,6 +27,24 @@ fn uc(network: Network, seed: u64) -> Pair {
     pair
 }
 
+/// An answer of the application goes out at once where it has no acknowledge to take along.
+#[test]
+fn only_an_acknowledge_waits_for_the_application() {
+    for (qp_type, waits) in [(QpType::Rc, true), (QpType::Uc, false)] {
+        let mut pair = Pair::reset(qp_type, Network::GOOD, 1);
+        pair.connect(attributes());
+        pair.a.memory.add(1, 0, Access::LOCAL_WRITE, &[1; 8]);
+        pair.b.memory.add(2, 0, VecMemory::all_access(), &[0; 8]);
+        pair.b.memory.post_receive(0, [sge(2, 0, 8)]);
+        pair.a.post(wr(1, SendOp::Send, sge(1, 0, 8)));
+        let packets = pair.a.transmit_all(micros(0));
+        let packet = Packet::parse(&packets[0]).unwrap();
+        let (b, meta) = (&mut pair.b, PacketMeta::default());
+        b.qp.on_packet(micros(0), &mut b.memory, &packet, &meta);
+        assert_eq!(b.qp.may_wait(), waits, "{qp_type:?}");
+    }
+}
+
 #[test]
 fn uc_operations() {
     for len in [0, 1, 255, 256, 257, 5000] {

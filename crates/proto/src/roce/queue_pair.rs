@@ -328,6 +328,7 @@ impl QueuePair {
     pub fn may_wait(&self) -> bool {
         !self.cnp_due
             && !self.recv_completions.is_empty()
+            && !self.responder.answers.is_empty()
             && self.responder.answers.only_acknowledges()
             && !self.request_ready()
     }
