@@ -17,6 +17,7 @@ pub(crate) mod sys;
 pub(crate) mod thread;
 mod timers;
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
@@ -38,6 +39,11 @@ use crate::qp::QpInner;
 
 const WAKE: Token = Token::reserved(0);
 const DATA: Token = Token::reserved(1);
+
+thread_local! {
+    /// This is the engine's own thread.
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Which epoll set a socket belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +210,7 @@ impl Engine {
         // pairs with `take_charge`, after which it looks for timers: either it sees this one, or
         // this sees that it is in charge.
         let sleeps_longer = || {
-            let next_look = Duration::from_nanos(self.next_look.load(Ordering::Relaxed));
+            let next_look = Duration::from_nanos(self.next_look.load(Ordering::SeqCst));
             at.is_some_and(|at| at.since_epoch() < next_look)
         };
         if earlier && (!self.backed_off.load(Ordering::SeqCst) || sleeps_longer()) {
@@ -236,6 +242,10 @@ impl Engine {
 
     /// Makes the engine's thread look again at what there is to do.
     pub(crate) fn wake(&self) {
+        // It looks at everything before it sleeps.
+        if IS_OWN.get() {
+            return;
+        }
         // Fails only if the counter is full, and then the thread is awake anyway.
         let _ = self.wake.write(1);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use smallvec::SmallVec;
+use softverbs_proto::time::Time;
 
 use super::sys::{self, Ready};
 use super::{DATA, Engine, WAKE};
@@ -16,10 +17,11 @@ use crate::error::{Error, Result};
 /// time after which it takes over when they stop.
 pub(crate) const BACK_OFF: Duration = Duration::from_micros(100);
 
-/// The same while they have been polling for [`STEADY`] without a pause: each look takes a core from
-/// them for tens of microseconds.
-const STEADY_BACK_OFF: Duration = Duration::from_micros(800);
-const STEADY: Duration = Duration::from_millis(20);
+/// The longest time between two looks: each takes a core from those who poll for tens of
+/// microseconds.
+const LONG_BACK_OFF: Duration = Duration::from_micros(800);
+/// While they have been polling without a pause, the thread looks after this part of that time.
+const STEADY_PART: u32 = 4;
 /// How long the thread looks for more of a stream before it sleeps.
 const LOOK_AGAIN: Duration = Duration::from_micros(30);
 /// How long it serves streams before it looks after everything else.
@@ -48,6 +50,7 @@ pub(super) fn start(engine: &'static Engine) -> Result<()> {
     let spawned = std::thread::Builder::new()
         .name("softverbs".into())
         .spawn(|| {
+            super::IS_OWN.set(true);
             sys::exact_timers();
             sys::shorten_slice(SLICE);
             engine.run();
@@ -57,33 +60,86 @@ pub(super) fn start(engine: &'static Engine) -> Result<()> {
     Ok(())
 }
 
+/// Whether application threads poll.
+#[derive(Debug)]
+struct Attention {
+    /// The count of polls, and since when it has not changed as far as is known.
+    seen: u64,
+    since: Time,
+    /// Nobody polls.
+    nobody: bool,
+    /// Since when they have been polling without a pause.
+    polling: Time,
+}
+
+impl Attention {
+    const fn new(now: Time, polls: u64) -> Self {
+        Self {
+            seen: polls,
+            since: now,
+            nobody: true,
+            polling: now,
+        }
+    }
+
+    /// What the count of polls says now; `inside` if a thread is at work on a connection. That there
+    /// was no poll says something after [`BACK_OFF`] only: the engine's thread may have looked a
+    /// moment ago, for another reason.
+    fn look(&mut self, now: Time, polls: u64, inside: bool) {
+        if inside || polls != self.seen {
+            self.seen = polls;
+            self.since = now;
+            if std::mem::take(&mut self.nobody) {
+                self.polling = now;
+            }
+        } else if now.saturating_since(self.since) >= BACK_OFF {
+            self.nobody = true;
+        }
+    }
+
+    /// Polls do not count: somebody sleeps until the engine's thread wakes him.
+    const fn disregard(&mut self, now: Time) {
+        self.polling = now;
+    }
+
+    /// Time between two looks.
+    fn tick(&self, now: Time) -> Duration {
+        let steady = now.saturating_since(self.polling) / STEADY_PART;
+        steady.clamp(BACK_OFF, LONG_BACK_OFF)
+    }
+}
+
 impl Engine {
+    fn polled(&self) -> (u64, bool) {
+        let inside = self.inside.load(Ordering::Relaxed) > 0;
+        (self.polls.load(Ordering::Relaxed), inside)
+    }
+
     fn run(&self) {
-        let mut seen = self.polls.load(Ordering::Relaxed);
-        let mut charged = self.now();
+        let mut looked = self.now();
+        let mut attention = Attention::new(looked, self.polls.load(Ordering::Relaxed));
         loop {
-            let polls = self.polls.load(Ordering::Relaxed);
-            let nobody = polls == seen && self.inside.load(Ordering::Relaxed) == 0;
-            let in_charge = nobody || self.armed.load(Ordering::SeqCst) > 0;
-            seen = polls;
-            let timer = || self.next_timer().map(|at| at.saturating_since(self.now()));
+            let now = self.now();
+            let (polls, inside) = self.polled();
+            attention.look(now, polls, inside);
+            let is_armed = || self.armed.load(Ordering::SeqCst) > 0;
+            let in_charge = attention.nobody || is_armed();
             let limit = if in_charge {
-                charged = self.now();
+                attention.disregard(now);
                 self.take_charge();
-                timer()
+                self.next_timer().map(|at| at.saturating_since(self.now()))
             } else {
                 self.backed_off.store(true, Ordering::SeqCst);
                 // A queue armed just before is served without waiting for the tick.
-                if self.armed.load(Ordering::SeqCst) > 0 {
+                if is_armed() {
                     continue;
                 }
-                let steady = self.now() - charged > STEADY;
-                let tick = if steady { STEADY_BACK_OFF } else { BACK_OFF };
-                let wait = timer().map_or(tick, |timer| timer.min(tick));
-                let next_look = (self.now() + wait).since_epoch().as_nanos();
-                self.next_look
-                    .store(u64::try_from(next_look).unwrap_or(0), Ordering::Relaxed);
-                Some(wait)
+                let look = looked + attention.tick(now);
+                // Before the timers are read: who sets one later finds out when it will be seen.
+                self.note_next_look(look);
+                let wake = self.next_timer().map_or(look, |timer| timer.min(look));
+                self.note_next_look(wake);
+                Some(wake.saturating_since(self.now()))
             };
             let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
             if sys::epoll_wait(self.control.0.as_fd(), &mut ready, limit).is_err() {
@@ -97,19 +153,27 @@ impl Engine {
             ready.retain(|(token, _)| *token != WAKE.as_u64() && *token != DATA.as_u64());
             self.serve(&ready);
             self.run_timers();
+            let now = self.now();
             if in_charge {
-                let polled_meanwhile = (self.polls.load(Ordering::Relaxed) != seen
-                    || self.inside.load(Ordering::Relaxed) > 0)
-                    && self.armed.load(Ordering::SeqCst) == 0;
+                let (polls, inside) = self.polled();
+                let polled_meanwhile = (polls != attention.seen || inside) && !is_armed();
                 if data && !polled_meanwhile {
                     self.serve_stream();
                 }
-            } else {
+            } else if now.saturating_since(looked) >= BACK_OFF {
+                // Not more often: who was polled since a moment ago only is not neglected otherwise.
+                looked = now;
                 self.flush(true);
                 self.cool(false);
                 self.serve_neglected();
             }
         }
+    }
+
+    fn note_next_look(&self, at: Time) {
+        let nanos = u64::try_from(at.since_epoch().as_nanos()).unwrap_or(0);
+        // SeqCst, as the timers' lock is for those who set one and read this.
+        self.next_look.store(nanos, Ordering::SeqCst);
     }
 
     /// Serves ready connections. While large amounts arrive it looks again for a moment instead of
@@ -155,5 +219,50 @@ impl Engine {
                 source.ready(self, readiness);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Time {
+        Time::new(Duration::from_micros(micros))
+    }
+
+    #[test]
+    fn no_poll_says_something_after_a_while_only() {
+        let mut attention = Attention::new(at(0), 5);
+        assert!(attention.nobody, "until somebody polls");
+        attention.look(at(1000), 6, false);
+        assert!(!attention.nobody);
+        // Woken for other reasons, sooner than a thread that polls comes back.
+        for early in [1001, 1050, 1099] {
+            attention.look(at(early), 6, false);
+            assert!(!attention.nobody);
+        }
+        attention.look(at(1100), 6, false);
+        assert!(attention.nobody);
+        attention.look(at(1101), 6, false);
+        assert!(attention.nobody, "still");
+        attention.look(at(1102), 6, true);
+        assert!(!attention.nobody, "a thread is at work");
+    }
+
+    #[test]
+    fn looks_less_often_at_those_who_poll_without_a_pause() {
+        let mut attention = Attention::new(at(0), 0);
+        let mut ticks = Vec::new();
+        for poll in 1..=4_u64 {
+            let now = at(poll * 400);
+            attention.look(now, poll, false);
+            ticks.push(attention.tick(now).as_micros());
+        }
+        assert_eq!(ticks, [100, 100, 200, 300]);
+        attention.look(at(6000), 5, false);
+        assert_eq!(attention.tick(at(6000)), LONG_BACK_OFF);
+        attention.look(at(6100), 5, false);
+        attention.look(at(6150), 6, false);
+        assert_eq!(attention.tick(at(6200)), BACK_OFF, "after a pause");
     }
 }

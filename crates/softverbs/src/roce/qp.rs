@@ -562,6 +562,8 @@ impl PacketSink for QpInner {
         let Some(roce) = core.roce() else { return };
         let connection = roce.connection;
         if self.acknowledges_later(roce) {
+            // What was answered may have set another deadline.
+            roce.set_timer(self.engine);
             self.settle_packets(&mut core);
             self.again();
         } else {
