@@ -13,7 +13,7 @@ use crate::context::{Context, ContextInner};
 use crate::device::{Transport, limits};
 use crate::error::{Error, Result, in_range};
 use crate::event_queue::EventCounter;
-use crate::qp::QpInner;
+use crate::qp::{QpInner, Visit};
 use crate::roce::port::Port;
 use crate::wr::Wc;
 
@@ -68,6 +68,9 @@ pub(crate) struct CqInner {
     since_driven: AtomicU32,
     empty: AtomicU32,
     overrun: AtomicBool,
+    /// Queue pairs that left something for the next poll.
+    deferred: Mutex<Vec<Weak<QpInner>>>,
+    deferred_any: AtomicBool,
 }
 
 impl Cq {
@@ -95,7 +98,11 @@ impl Cq {
             since_driven: AtomicU32::new(0),
             empty: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
+            deferred: Mutex::default(),
+            deferred_any: AtomicBool::new(false),
         });
+        let engine = inner.context.engine;
+        engine.add_cq(inner.id, inner.me.clone());
         Ok(Self { inner })
     }
 
@@ -160,7 +167,7 @@ impl Cq {
             cq.epoch.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
         );
-        engine.flush_deferred();
+        cq.flush_deferred(Visit::Poll);
         let found = cq.take(out);
         if found > 0 {
             cq.empty.store(0, Ordering::Relaxed);
@@ -252,6 +259,11 @@ impl CqInner {
     fn drive(&self, empty: u32) {
         self.since_driven.store(0, Ordering::Relaxed);
         let engine = self.context.engine;
+        let others = empty % OTHERS_EVERY == OTHERS_EVERY - 1;
+        if others {
+            // The queues of some queue pairs are perhaps never polled.
+            engine.flush_deferred();
+        }
         if let Some(port) = self.port.get() {
             port.poll(engine);
         }
@@ -266,8 +278,34 @@ impl CqInner {
         for qp in &mine {
             qp.drive();
         }
-        if empty % OTHERS_EVERY == OTHERS_EVERY - 1 && engine.connections() > mine.len() {
+        if others && engine.connections() > mine.len() {
             engine.poll_data();
+        }
+    }
+
+    /// A queue pair of this queue has left something for its next poll.
+    pub(crate) fn defer(&self, qp: Weak<QpInner>) {
+        self.lock_deferred().push(qp);
+        self.deferred_any.store(true, Ordering::Release);
+        self.context.engine.note_deferred();
+    }
+
+    fn lock_deferred(&self) -> MutexGuard<'_, Vec<Weak<QpInner>>> {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends what was left for a poll.
+    pub(crate) fn flush_deferred(&self, visit: Visit) {
+        if !self.deferred_any.load(Ordering::Acquire) {
+            return;
+        }
+        self.deferred_any.store(false, Ordering::Relaxed);
+        let mut todo: SmallVec<[Weak<QpInner>; 8]> = SmallVec::new();
+        todo.extend(self.lock_deferred().drain(..));
+        for qp in todo {
+            if let Some(qp) = qp.upgrade() {
+                qp.flush_deferred(self, visit);
+            }
         }
     }
 
@@ -340,6 +378,7 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
+        self.context.engine.remove_cq(self.id);
         if self.lock().armed != Armed::No {
             self.context.engine.disarm();
         }

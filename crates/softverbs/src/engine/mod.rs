@@ -18,9 +18,10 @@ pub(crate) mod thread;
 mod timers;
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -33,9 +34,10 @@ use softverbs_proto::time::Time;
 use self::sources::{Sources, Token};
 use self::sys::Ready;
 use self::timers::Timers;
+use crate::cq::CqInner;
 use crate::error::{Error, Result};
 use crate::per_process::PerProcess;
-use crate::qp::QpInner;
+use crate::qp::Visit;
 
 const WAKE: Token = Token::reserved(0);
 const DATA: Token = Token::reserved(1);
@@ -72,9 +74,10 @@ pub(crate) struct Engine {
     backed_off: AtomicBool,
     /// When it looks again nevertheless, in nanoseconds.
     next_look: AtomicU64,
-    /// Queue pairs with posted requests that wait for the next poll to be sent together.
-    deferred: Mutex<Vec<Weak<QpInner>>>,
-    deferred_any: AtomicBool,
+    /// All completion queues, by number.
+    cqs: RwLock<HashMap<u64, Weak<CqInner>>>,
+    /// One of them has queue pairs that wait for a poll.
+    deferred: AtomicBool,
     /// Sources that are polled so often that epoll need not watch them.
     hot: Mutex<Vec<Token>>,
     /// Large amounts were received: set by connections, read by the engine's thread.
@@ -119,8 +122,8 @@ impl Engine {
             armed: AtomicUsize::new(0),
             backed_off: AtomicBool::new(false),
             next_look: AtomicU64::new(0),
-            deferred: Mutex::default(),
-            deferred_any: AtomicBool::new(false),
+            cqs: RwLock::default(),
+            deferred: AtomicBool::new(false),
             hot: Mutex::default(),
             bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
@@ -287,15 +290,30 @@ impl Engine {
         self.backed_off.load(Ordering::Relaxed)
     }
 
-    /// Leaves sending to the next poll. If the engine stopped backing off meanwhile, it is done
-    /// here and now.
-    pub(crate) fn defer(&self, qp: &QpInner) {
-        self.deferred
-            .lock()
+    /// Knows a completion queue from now on, for its queue pairs that wait for a poll.
+    pub(crate) fn add_cq(&self, id: u64, cq: Weak<CqInner>) {
+        self.cqs
+            .write()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(qp.weak());
-        // SeqCst pairs with `leave_back_off`: either that sees the flag or we see the change.
-        self.deferred_any.store(true, Ordering::SeqCst);
+            .insert(id, cq);
+    }
+
+    /// The queue has gone.
+    pub(crate) fn remove_cq(&self, id: u64) {
+        self.cqs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&id);
+    }
+
+    /// A completion queue has a queue pair that waits for a poll. If the engine stopped backing off
+    /// meanwhile, its thread does the work here and now.
+    pub(crate) fn note_deferred(&self) {
+        // SeqCst pairs with `take_charge`: either that sees the flag or we see the change. The flag
+        // is written seldom: all threads read it.
+        if !self.deferred.load(Ordering::SeqCst) {
+            self.deferred.store(true, Ordering::SeqCst);
+        }
         if !self.backed_off.load(Ordering::SeqCst) {
             self.wake();
         }
@@ -339,28 +357,26 @@ impl Engine {
         }
     }
 
-    /// An application thread polls: it sends what was left for this moment.
+    /// An application thread comes by: it sends what was left for a poll of any queue.
     pub(crate) fn flush_deferred(&self) {
-        self.flush(false);
+        self.flush(Visit::Poll);
     }
 
-    /// Sends what was left for a poll; `late` if none came in time.
-    fn flush(&self, late: bool) {
-        if !self.deferred_any.load(Ordering::Relaxed) {
+    fn flush(&self, visit: Visit) {
+        if !self.deferred.load(Ordering::Relaxed) {
             return;
         }
-        self.deferred_any.store(false, Ordering::SeqCst);
-        let mut todo: SmallVec<[Weak<QpInner>; 8]> = SmallVec::new();
-        todo.extend(
-            self.deferred
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .drain(..),
-        );
-        for qp in todo {
-            if let Some(qp) = qp.upgrade() {
-                qp.flush_deferred(late);
-            }
+        self.deferred.store(false, Ordering::SeqCst);
+        // The last handle of a queue may be dropped here, which takes the lock again.
+        let cqs: SmallVec<[Arc<CqInner>; 8]> = self
+            .cqs
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for cq in cqs {
+            cq.flush_deferred(visit);
         }
     }
 

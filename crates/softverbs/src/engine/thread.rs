@@ -12,6 +12,7 @@ use softverbs_proto::time::Time;
 use super::sys::{self, Ready};
 use super::{DATA, Engine, WAKE};
 use crate::error::{Error, Result};
+use crate::qp::Visit;
 
 /// How often the thread looks at neglected connections while application threads poll: also the
 /// time after which it takes over when they stop.
@@ -127,7 +128,12 @@ impl Engine {
             let limit = if in_charge {
                 attention.disregard(now);
                 self.take_charge();
-                self.next_timer().map(|at| at.saturating_since(self.now()))
+                if self.deferred.load(Ordering::SeqCst) {
+                    // This thread has left something itself, for after the others' turn.
+                    Some(Duration::ZERO)
+                } else {
+                    self.next_timer().map(|at| at.saturating_since(self.now()))
+                }
             } else {
                 self.backed_off.store(true, Ordering::SeqCst);
                 // A queue armed just before is served without waiting for the tick.
@@ -163,7 +169,7 @@ impl Engine {
             } else if now.saturating_since(looked) >= BACK_OFF {
                 // Not more often: who was polled since a moment ago only is not neglected otherwise.
                 looked = now;
-                self.flush(true);
+                self.flush(Visit::Look);
                 self.cool(false);
                 self.serve_neglected();
             }
@@ -199,7 +205,7 @@ impl Engine {
     /// From here on `data` wakes the thread.
     fn take_charge(&self) {
         self.backed_off.store(false, Ordering::SeqCst);
-        self.flush(true);
+        self.flush(Visit::InCharge);
         self.cool(true);
         // One-shot: `data` stays ready while its sockets are, and must not keep waking a thread
         // that has decided to leave it to others.

@@ -180,27 +180,6 @@ impl QpInner {
         }
     }
 
-    /// Sends what posting left for the next poll.
-    /// `late` if no poll came in time.
-    pub(crate) fn flush_deferred(&self, late: bool) {
-        if self.deferred.swap(false, Ordering::AcqRel) {
-            let mut core = self.lock();
-            if let Some(roce) = core.roce() {
-                roce.patience.end(late);
-            }
-            self.transmit(&mut core);
-        }
-    }
-
-    /// What is being sent takes along what was left for the next poll.
-    pub(super) fn takes_along(&self, core: &mut Core) {
-        if self.deferred.swap(false, Ordering::AcqRel)
-            && let Some(roce) = core.roce()
-        {
-            roce.patience.end(false);
-        }
-    }
-
     /// Receives, transmits, hands out.
     fn work(&self, core: &mut MutexGuard<'_, Core>) {
         if let Side::Iwarp(iwarp) = &mut core.side

@@ -1,11 +1,12 @@
 //! Queue pairs.
 //!
 //! `mod.rs` holds the objects and posting, `attr.rs` the attributes and `modify`, `drive.rs` the
-//! work on the connection, `memory.rs` what the protocol engine sees of registered memory, and
+//! work on the connection, `deferred.rs` what is left for the next poll, `memory.rs` what the protocol engine sees of registered memory, and
 //! `close.rs` the end.
 
 mod attr;
 mod close;
+mod deferred;
 mod drive;
 mod edge;
 mod memory;
@@ -24,6 +25,8 @@ use softverbs_wire::num::Qpn;
 
 pub use self::attr::QpAttr;
 pub(crate) use self::close::Linger;
+use self::deferred::Deferred;
+pub(crate) use self::deferred::Visit;
 pub(crate) use self::drive::Connection;
 pub(crate) use self::memory::QpMemory;
 pub(crate) use self::registry::WeakQp;
@@ -151,7 +154,7 @@ pub(crate) struct QpInner {
     core: Mutex<Core>,
     /// A copy of `Core::state` for those who do not hold the lock.
     state: AtomicU32,
-    deferred: AtomicBool,
+    deferred: Deferred,
     /// `CqInner::epoch` when something was sent at once.
     sent_epoch: AtomicU64,
     /// Counts how often application threads did the work.
@@ -296,7 +299,7 @@ impl Qp {
                 cm: None,
             }),
             state: AtomicU32::new(QpState::Reset as u32),
-            deferred: AtomicBool::new(false),
+            deferred: Deferred::default(),
             sent_epoch: AtomicU64::new(u64::MAX),
             driven: AtomicU32::new(0),
             driven_seen: AtomicU32::new(0),
@@ -486,13 +489,6 @@ impl QpInner {
         result
     }
 
-    /// There is more to send, when others have had their turn.
-    pub(crate) fn again(&self) {
-        if !self.deferred.swap(true, Ordering::AcqRel) {
-            self.engine.defer(self);
-        }
-    }
-
     /// Sends at once, or leaves it to the next poll: the first request after a poll goes out at
     /// once, those behind it together.
     fn after_post(&self, mut core: MutexGuard<'_, Core>) {
@@ -501,7 +497,7 @@ impl QpInner {
             // TCP has just refused more; whoever hears that it takes more again sends this, too.
             return;
         }
-        if !self.qp_type.is_reliable() && self.deferred.load(Ordering::Relaxed) {
+        if !self.qp_type.is_reliable() && self.deferred.is_any() {
             // It has had its turn, and goes on with the next poll.
             return;
         }

@@ -2,7 +2,7 @@
 //!
 //! An application thread that has received a message answers it soon, or polls again. Its
 //! acknowledge waits for the first of both: behind the answer it costs no call of its own. When
-//! neither comes before the engine's thread looks, the application works on its messages for
+//! neither comes until the engine's thread has looked twice, the application works on its messages for
 //! long, and the peer would wait for nothing: then some are acknowledged at once, and more of them
 //! each time that it happens again.
 

@@ -565,7 +565,7 @@ impl PacketSink for QpInner {
             // What was answered may have set another deadline.
             roce.set_timer(self.engine);
             self.settle_packets(&mut core);
-            self.again();
+            self.acknowledge_later();
         } else {
             self.transmit(&mut core);
         }
