@@ -27,6 +27,8 @@ pub(super) struct Edge {
     outgoing: Mutex<Held<Outgoing>>,
     incoming: Mutex<Held<Incoming>>,
     token: OnceLock<Token>,
+    /// Who sets the timer has seen all that others had set it for.
+    timer: Mutex<()>,
 }
 
 struct Outgoing {
@@ -135,6 +137,8 @@ impl Port {
     }
 
     fn set_edge_timer(&self) {
+        let timer = self.edge.timer.lock();
+        let _one_sets = timer.unwrap_or_else(PoisonError::into_inner);
         let times = [self.edge.outgoing().next(), self.edge.incoming().next()];
         if let Some(&token) = self.edge.token.get() {
             let next = times.into_iter().flatten().min();
