@@ -5,7 +5,7 @@
 //! alive, whoever would refuse such a request keeps it for a while instead, and hands it to the
 //! listener that comes; the refusal is late by no more than that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -55,6 +55,13 @@ struct Waiting {
     octets: Vec<u8>,
 }
 
+impl Waiting {
+    /// What it waits for: a service at an address.
+    const fn wanted(&self) -> (ServiceId, IpAddr) {
+        (self.service, self.arrival.from.local)
+    }
+}
+
 impl Held {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -90,13 +97,17 @@ impl Port {
     pub(super) fn retire(&self, service: ServiceId, address: IpAddr) {
         let now = self.engine.now();
         let until = now + MAY_RETURN;
+        let key = (service, address);
         let mut inner = self.held.lock();
-        if let Some((known, _)) = inner.former.get_mut(&(service, address)) {
+        if let Some((known, _)) = inner.former.get_mut(&key) {
             *known = until;
-        } else if inner.former.len() < MOST_FORMER
-            && let Ok(Some(lock)) = self.folder.remember_service(service, address)
-        {
-            inner.former.insert((service, address), (until, lock));
+        } else if inner.former.len() < MOST_FORMER {
+            drop(inner);
+            let lock = self.folder.remember_service(service, address);
+            inner = self.held.lock();
+            if let Ok(Some(lock)) = lock {
+                inner.former.insert(key, (until, lock));
+            }
         }
         self.held.arm(self.engine, &inner, now);
     }
@@ -152,13 +163,20 @@ impl Port {
         for (_, (_, lock)) in gone {
             lock.remove();
         }
+        let wanted: HashSet<_> = inner.waiting.iter().map(Waiting::wanted).collect();
+        drop(inner);
+        // Once for each service, however many wait for it, and while nobody waits for us.
+        let decided: HashSet<_> = wanted
+            .into_iter()
+            .filter(|&(service, local)| {
+                self.service_slot(service, local).is_some() || !self.may_return(service, local)
+            })
+            .collect();
+        let mut inner = self.held.lock();
         let done: Vec<_> = inner
             .waiting
             .extract_if(.., |request| {
-                let local = request.arrival.from.local;
-                request.until <= now
-                    || self.service_slot(request.service, local).is_some()
-                    || !self.may_return(request.service, local)
+                request.until <= now || decided.contains(&request.wanted())
             })
             .collect();
         self.held.arm(self.engine, &inner, now);

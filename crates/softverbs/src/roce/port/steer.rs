@@ -19,6 +19,8 @@ use super::{COMM_ID_BITS, Port};
 
 /// So long it is believed who has a slot or an address.
 const BELIEVED: Duration = Duration::from_secs(1);
+/// The same where it matters: all datagrams of one moment.
+const NOW: Duration = Duration::from_millis(1);
 /// So long it is believed that nobody has a slot: somebody may just have taken it.
 const ABSENCE_BELIEVED: Duration = Duration::from_millis(20);
 /// So long it is believed who is in a multicast group.
@@ -55,37 +57,38 @@ impl Port {
 
     /// Who has a slot, if it is not this process's own.
     pub(super) fn owner_of(&self, slot: u16, now: Time) -> Option<SlotOwner> {
-        if self.own_slots.has(slot) {
-            return Some(self.owner);
-        }
-        let mut owners = self
-            .findings
-            .owners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match owners.get(&slot) {
-            Some(&(found, Some(owner))) if fresh(found, now, BELIEVED) => Some(owner),
-            Some(&(found, None)) if fresh(found, now, ABSENCE_BELIEVED) => None,
-            _ => {
-                let owner = self.folder.slot_owner(slot);
-                owners.insert(slot, (now, owner));
-                owner
-            }
-        }
+        self.owner_within(slot, now, BELIEVED)
     }
 
     /// The same, as it is at this moment: a datagram that goes to one who has just died is repeated
     /// after seconds only.
     pub(super) fn owner_now(&self, slot: u16, now: Time) -> Option<SlotOwner> {
-        if !self.own_slots.has(slot) {
-            let mut owners = self
-                .findings
-                .owners
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            owners.remove(&slot);
+        self.owner_within(slot, now, NOW)
+    }
+
+    fn owner_within(&self, slot: u16, now: Time, believed: Duration) -> Option<SlotOwner> {
+        if self.own_slots.has(slot) {
+            return Some(self.owner);
         }
-        self.owner_of(slot, now)
+        let lock = || {
+            let owners = self.findings.owners.lock();
+            owners.unwrap_or_else(PoisonError::into_inner)
+        };
+        match lock().get(&slot) {
+            Some(&(found, Some(owner))) if fresh(found, now, believed) => return Some(owner),
+            Some(&(found, None)) if fresh(found, now, ABSENCE_BELIEVED.min(believed)) => {
+                return None;
+            }
+            _ => {}
+        }
+        let owner = self.folder.slot_owner(slot);
+        let mut owners = lock();
+        // Another thread may have looked later.
+        let (found, known) = owners.entry(slot).or_insert((now, owner));
+        if *found <= now {
+            (*found, *known) = (now, owner);
+        }
+        owner
     }
 
     /// The home slots of the other processes in a multicast group.
