@@ -30,6 +30,11 @@ impl<T> PerProcess<T> {
         filled.find_map(|(owner, value)| (*owner == process).then_some(*value))
     }
 
+    /// That of this process, if it is made.
+    pub(crate) fn existing(&self) -> Option<&'static T> {
+        self.get(std::process::id())
+    }
+
     /// That of this process, which `make` makes if there is none.
     pub(crate) fn get_or_try(
         &self,

@@ -11,6 +11,7 @@
 //! thread is in charge.
 
 pub(crate) mod edge;
+mod exit;
 pub(crate) mod sources;
 #[allow(unsafe_code, reason = "system calls that take raw addresses")]
 pub(crate) mod sys;
@@ -31,6 +32,7 @@ use nix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
 use softverbs_proto::time::Time;
 
+use self::exit::LastCall;
 use self::sources::{Sources, Token};
 use self::sys::Ready;
 use self::timers::Timers;
@@ -56,6 +58,8 @@ pub(crate) enum Set {
     Data,
 }
 
+static ENGINE: PerProcess<Engine> = PerProcess::new();
+
 /// The one engine of a process.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -78,6 +82,8 @@ pub(crate) struct Engine {
     cqs: RwLock<HashMap<u64, Weak<CqInner>>>,
     /// One of them has queue pairs that wait for a poll.
     deferred: AtomicBool,
+    /// The process is about to end.
+    last_call: LastCall,
     /// Sources that are polled so often that epoll need not watch them.
     hot: Mutex<Vec<Token>>,
     /// Large amounts were received: set by connections, read by the engine's thread.
@@ -89,14 +95,19 @@ pub(crate) struct Engine {
 impl Engine {
     /// The engine of this process; its thread is started at the first call.
     pub(crate) fn get() -> Result<&'static Self> {
-        static ENGINE: PerProcess<Engine> = PerProcess::new();
         ENGINE.get_or_try(|| {
             crate::fault::from_environment()?;
             // Known to others only once its thread runs: nothing would be served without.
             let engine: &'static Self = Box::leak(Box::new(Self::new()?));
             thread::start(engine)?;
+            exit::expect();
             Ok(engine)
         })
+    }
+
+    /// The same, if there is one.
+    fn existing() -> Option<&'static Self> {
+        ENGINE.existing()
     }
 
     fn new() -> Result<Self> {
@@ -124,6 +135,7 @@ impl Engine {
             next_look: AtomicU64::new(0),
             cqs: RwLock::default(),
             deferred: AtomicBool::new(false),
+            last_call: LastCall::default(),
             hot: Mutex::default(),
             bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),

@@ -239,3 +239,11 @@ pub(crate) fn exact_timers() {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_usize);
     }
 }
+
+/// Has `handler` called when the process ends by `exit`, or by the end of `main`.
+pub(crate) fn at_exit(handler: extern "C" fn()) {
+    // SAFETY: atexit keeps the pointer of a function that lives as long as the program's code.
+    unsafe {
+        libc::atexit(handler);
+    }
+}

@@ -120,6 +120,7 @@ impl Engine {
         let mut looked = self.now();
         let mut attention = Attention::new(looked, self.polls.load(Ordering::Relaxed));
         loop {
+            self.answer_last_call();
             let now = self.now();
             let (polls, inside) = self.polled();
             attention.look(now, polls, inside);

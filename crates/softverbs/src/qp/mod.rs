@@ -356,7 +356,8 @@ impl Qp {
     }
 
     /// Posts one send request. Never blocks; what the connection takes at once is sent on this
-    /// thread.
+    /// thread. The rest leaves with the next poll, when the library's thread has seen that none
+    /// comes, or when the process ends by `exit` or the end of `main` (not by `_exit` or a signal).
     ///
     /// Allowed from RTR on, which the connection manager reaches when `connect` or `accept`
     /// returns: the request then waits, in order, for the moment that it may be sent. EINVAL in
