@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{compile, finished, with_softverbs};
 
 fn run(name: &str) {
@@ -9,8 +11,13 @@ fn run(name: &str) {
 }
 
 fn run_with(name: &str, arguments: &[&str]) {
+    run_changed(name, |command| command.args(arguments));
+}
+
+fn run_changed(name: &str, change: impl FnOnce(&mut Command) -> &mut Command) {
     let program = compile(name);
-    let output = finished(with_softverbs(program.to_str().expect("a path")).args(arguments));
+    let mut command = with_softverbs(program.to_str().expect("a path"));
+    let output = finished(change(&mut command));
     let text = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -44,4 +51,14 @@ fn objects_change_as_they_are_asked_to() {
 fn processes_have_children_and_signals_and_end_when_they_like() {
     run("process");
     run_with("process", &["end"]);
+}
+
+#[test]
+fn threads_that_wait_are_interrupted_and_cancelled() {
+    // What is freed is filled with this, and no pointer to anything then.
+    run_changed("waiting", |command| {
+        command
+            .env("MALLOC_PERTURB_", "165")
+            .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+    });
 }

@@ -174,6 +174,11 @@ impl AsyncQueue {
         self.0.pop(timeout)
     }
 
+    /// The event for which the descriptor was read.
+    pub(crate) fn redeem(&self) -> Option<AsyncEvent> {
+        self.0.redeem(|_| ())
+    }
+
     /// Readable if and only if there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()

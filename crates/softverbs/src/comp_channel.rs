@@ -21,7 +21,9 @@ impl CompChannel {
         })
     }
 
-    /// Readable while events are queued; for poll, select and epoll (level or edge triggered).
+    /// Readable while events are queued; for poll, select and epoll (level or edge triggered). A
+    /// read of eight octets waits for the next event, and is to be followed by
+    /// [`event_after_read`](Self::event_after_read).
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.events.fd()
     }
@@ -41,6 +43,12 @@ impl CompChannel {
                 return Ok(Some(Cq::from_inner(cq)));
             }
         }
+    }
+
+    /// The event for which the descriptor was [read](Self::fd); does not wait. `None`: somebody
+    /// else had it meanwhile, or its queue is gone: read again.
+    pub fn event_after_read(&self) -> Option<Cq> {
+        self.events.redeem(|_| ())?.upgrade().map(Cq::from_inner)
     }
 
     pub(crate) fn notify(&self, cq: Weak<CqInner>) {

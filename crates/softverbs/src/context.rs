@@ -131,7 +131,9 @@ impl Context {
         Cq::new(self, cqe, channel, cq_context)
     }
 
-    /// A file descriptor that is readable while asynchronous events are queued.
+    /// A file descriptor that is readable while asynchronous events are queued. A read of eight
+    /// octets waits for the next event, and is to be followed by
+    /// [`async_event_after_read`](Self::async_event_after_read).
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_events.fd()
     }
@@ -140,6 +142,12 @@ impl Context {
     /// `Ok(None)` if there was none in time. Dropping the event acknowledges it.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
         self.inner.async_events.get(timeout)
+    }
+
+    /// The event for which the descriptor was [read](Self::async_fd); does not wait. `None`:
+    /// somebody else had it meanwhile, or its object is gone: read again.
+    pub fn async_event_after_read(&self) -> Option<AsyncEvent> {
+        self.inner.async_events.redeem()
     }
 }
 

@@ -3,34 +3,48 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use self::counter::Counter;
 use crate::error::{Error, Result};
+
+#[allow(unsafe_code, reason = "a system call")]
+mod counter;
 
 /// A queue whose file descriptor is readable if and only if the queue is not empty.
 ///
-/// The descriptor is an eventfd. Whoever holds the lock keeps the eventfd's counter in step: each
-/// push adds to it, and the pop that empties the queue takes it back to zero. Hence level-triggered
-/// waiting never misses an entry and never wakes for an empty queue, but for a reader that lost
-/// the race for the last entry. Since every push writes, an edge-triggered epoll sees an edge for
-/// each of them; as usual with those, a reader then takes entries until there are none.
+/// The descriptor counts announcements, one for each entry. There are two ways to an entry. Rust
+/// pops it, and takes an announcement along. C reads the descriptor, which sleeps, may be
+/// interrupted, refuses and is cancelled as the kernel's descriptors are, and so takes an
+/// announcement; then it [redeems](Self::redeem) that for the entry. Who comes too late with one,
+/// since the entry was popped or removed meanwhile, reads again. Hence level-triggered waiting
+/// never misses an entry, and wakes for an empty queue only those who lost the race for the last
+/// one. Since every push writes, an edge-triggered epoll sees an edge for each of them; as usual
+/// with those, a reader then takes entries until there are none.
 ///
-/// Any number of threads may wait. A push wakes all that poll; those that come too late for the
-/// entry wait on.
+/// Any number of threads may wait. A push wakes all that poll, and one that reads; those that come
+/// too late for the entry wait on.
 pub(crate) struct EventQueue<T> {
-    fd: EventFd,
-    entries: Mutex<VecDeque<T>>,
+    announced: Counter,
+    inner: Mutex<Inner<T>>,
+}
+
+/// Announcements that are there, and those that were read and not redeemed yet, are together as
+/// many as there are entries and `stale` ones.
+struct Inner<T> {
+    entries: VecDeque<T>,
+    /// Announcements that were read whose entries have gone another way.
+    stale: usize,
 }
 
 impl<T> fmt::Debug for EventQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventQueue")
-            .field("fd", &self.fd)
+            .field("fd", &self.announced.fd())
             .finish_non_exhaustive()
     }
 }
@@ -38,25 +52,25 @@ impl<T> fmt::Debug for EventQueue<T> {
 impl<T> EventQueue<T> {
     /// An empty queue.
     pub(crate) fn new() -> Result<Self> {
-        // Blocking on purpose: setting O_NONBLOCK is the C API's way to say that getting an event
-        // shall not wait, and must be the application's doing. Here no read ever blocks.
-        let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(Error::from_call("eventfd"))?;
         Ok(Self {
-            fd,
-            entries: Mutex::new(VecDeque::new()),
+            announced: Counter::new()?,
+            inner: Mutex::new(Inner {
+                entries: VecDeque::new(),
+                stale: 0,
+            }),
         })
     }
 
-    /// What to poll. To be polled only, not to be read or written.
+    /// What to poll. Who reads it [redeems](Self::redeem) the announcement.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.announced.fd()
     }
 
     /// Appends an entry.
     pub(crate) fn push(&self, entry: T) {
-        let mut entries = self.lock();
-        entries.push_back(entry);
-        self.announce();
+        let mut inner = self.lock();
+        inner.entries.push_back(entry);
+        self.announced.add();
     }
 
     /// Takes the oldest entry, if there is one.
@@ -68,13 +82,33 @@ impl<T> EventQueue<T> {
     /// Takes the oldest entry, if there is one; `note` sees it before anybody can find that it is
     /// not queued any more.
     fn try_pop_noting(&self, note: &mut dyn FnMut(&T)) -> Option<T> {
-        let mut entries = self.lock();
-        let entry = entries.pop_front()?;
+        let mut inner = self.lock();
+        let entry = inner.entries.pop_front()?;
         note(&entry);
-        if entries.is_empty() {
-            self.silence();
-        }
+        self.withdraw(&mut inner);
         Some(entry)
+    }
+
+    /// Takes the oldest entry for an announcement that was read from the descriptor. `None`: it was
+    /// popped or removed meanwhile. `note` as for [`pop_noting`](Self::pop_noting).
+    pub(crate) fn redeem(&self, note: impl FnOnce(&T)) -> Option<T> {
+        let mut inner = self.lock();
+        let entry = inner.entries.pop_front().inspect(note);
+        if inner.stale > 0 {
+            // This announcement may be one of those, and the entry has its own still.
+            inner.stale -= 1;
+            if entry.is_some() {
+                self.withdraw(&mut inner);
+            }
+        }
+        entry
+    }
+
+    /// Takes back the announcement of an entry that is taken out.
+    fn withdraw(&self, inner: &mut Inner<T>) {
+        if !self.announced.take() {
+            inner.stale += 1;
+        }
     }
 
     /// Takes the oldest entry. Waits for one up to `timeout`, without one for ever; signals do
@@ -111,52 +145,35 @@ impl<T> EventQueue<T> {
     /// Waits until there is an entry, or for `timeout` at most. `true`: there was one. A signal
     /// ends the wait with `EINTR`.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.announced.fd(), PollFlags::POLLIN)];
         let ready = poll(&mut fds, poll_timeout(timeout)).map_err(Error::from_call("poll"))?;
         Ok(ready > 0)
     }
 
     /// Takes all entries that `unwanted` picks, in their order; those that stay keep theirs.
     pub(crate) fn remove_if(&self, mut unwanted: impl FnMut(&T) -> bool) -> Vec<T> {
-        let mut entries = self.lock();
+        let mut inner = self.lock();
         let mut removed = Vec::new();
-        for _ in 0..entries.len() {
-            if let Some(entry) = entries.pop_front() {
+        for _ in 0..inner.entries.len() {
+            if let Some(entry) = inner.entries.pop_front() {
                 if unwanted(&entry) {
+                    self.withdraw(&mut inner);
                     removed.push(entry);
                 } else {
-                    entries.push_back(entry);
+                    inner.entries.push_back(entry);
                 }
             }
-        }
-        if entries.is_empty() && !removed.is_empty() {
-            self.silence();
         }
         removed
     }
 
     /// How many entries there are.
     pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().entries.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the descriptor readable. Called under the lock.
-    fn announce(&self) {
-        // Only a counter close to 2^64 could refuse; entries fit into memory, so it never is.
-        let _ = self.fd.write(1);
-    }
-
-    /// Makes the descriptor unreadable. Called under the lock, with a counter above zero.
-    fn silence(&self) {
-        // An application that reads the descriptor against the rules has zeroed the counter
-        // behind our back; a read would then block for ever, so look first.
-        if self.wait(Some(Duration::ZERO)).unwrap_or(false) {
-            let _ = self.fd.read();
-        }
+    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,6 +3,9 @@
 //! rdma-core has three kinds. Most functions that return `int` return an `errno` value; those that
 //! create something return a null pointer; a few, and all of librdmacm, return -1. `errno` is set
 //! in every case.
+//!
+//! Within an entry point the thread is not cancelled: the end that `pthread_cancel` puts a thread to
+//! unwinds, which would be taken for a panic. What waits for events does so outside (`wait`).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,8 +45,52 @@ pub(crate) fn set_errno(errno: c_int) {
     nix::errno::Errno::from_raw(errno).set();
 }
 
+/// What this thread's last call in C failed with.
+pub(crate) fn last_errno() -> Fault {
+    Fault(nix::errno::Errno::last_raw())
+}
+
+/// Does what may call C and is not what `errno` shall be about.
+pub(super) fn keeping_errno(body: impl FnOnce()) {
+    let errno = last_errno();
+    or((), || {
+        body();
+        Ok(())
+    });
+    set_errno(errno.errno());
+}
+
+/// While there is one, `pthread_cancel` waits.
+struct NotCancelled {
+    before: c_int,
+}
+
+impl NotCancelled {
+    fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: the state is one of the two, and there is a place for the one before.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for NotCancelled {
+    fn drop(&mut self) {
+        let mut now = 0;
+        // SAFETY: as above; it is what it was before.
+        unsafe { pthread_setcancelstate(self.before, &raw mut now) };
+    }
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
 /// Runs the body of an entry point. A panic is a defect of ours; C hears of it as EIO.
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _not_cancelled = NotCancelled::new();
     catch_unwind(AssertUnwindSafe(body))
         .unwrap_or(Err(Fault(libc::EIO)))
         .inspect_err(|fault| set_errno(fault.errno()))

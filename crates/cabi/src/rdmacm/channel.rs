@@ -1,13 +1,12 @@
 //! Event channels.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use softverbs::cm::{CmEvent, EventChannel};
 
 use crate::abi::*;
-use crate::ffi::{self, Fault, Result, c_object, object};
+use crate::ffi::{self, Events, Result, c_object, object};
 
 /// What is behind a channel of C's. A call that waits holds one, too: a channel may be destroyed
 /// meanwhile, and whoever waits goes on waiting then, as in the kernel.
@@ -20,45 +19,24 @@ pub(crate) struct Channel {
 
 c_object!(rdma_event_channel, rdma_event_channel => Arc<Channel>);
 
+impl Events for Channel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+}
+
 impl Channel {
     pub(super) fn events(&self) -> &EventChannel {
         &self.events
     }
 
-    /// Waits for an event and gives it to `deliver`. EAGAIN if there is none and the application has
-    /// set O_NONBLOCK.
-    pub(super) fn next<T>(&self, deliver: impl Fn(CmEvent) -> Result<T>) -> Result<T> {
-        loop {
-            {
-                let _one = self
-                    .delivering
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner);
-                if let Some(event) = self.events.get_event(Some(Duration::ZERO))? {
-                    return deliver(event);
-                }
-            }
-            self.wait()?;
-        }
-    }
-
-    /// Waits until there may be an event.
-    fn wait(&self) -> Result<()> {
-        let fd = self.events.fd().as_raw_fd();
-        // SAFETY: a descriptor that `events` keeps open.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        if flags >= 0 && flags & libc::O_NONBLOCK != 0 {
-            return Err(Fault::new(libc::EAGAIN));
-        }
-        let mut poll = libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // A signal is no reason to return: most handlers are installed so that calls go on.
-        // SAFETY: one entry.
-        unsafe { libc::poll(&raw mut poll, 1, -1) };
-        Ok(())
+    /// Gives the event whose announcement was read to `deliver`. `None`: it is not there any more.
+    pub(super) fn take<T>(&self, deliver: impl FnOnce(CmEvent) -> Result<T>) -> Result<Option<T>> {
+        let _one = self
+            .delivering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.events.event_after_read().map(deliver).transpose()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::mem;
 
+use super::channel::{self, Channel};
 use super::{event, id, option, qp, resolve};
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, in_ref, object, out_mut};
@@ -92,32 +93,42 @@ pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     });
 }
 
-pub(crate) unsafe extern "C" fn rdma_get_request(
+pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
     listen: *mut rdma_cm_id,
     id: *mut *mut rdma_cm_id,
 ) -> c_int {
-    ffi::minus_one(|| {
-        // SAFETY: C's identifier, and a pointer to be filled in.
-        let (state, out) = unsafe { (object(listen)?, out_mut(id)?) };
-        if !state.is_sync() {
-            return Err(Fault::INVALID);
-        }
-        // SAFETY: C's identifier, whose channel is its own.
-        let event = unsafe {
-            event::release(listen);
-            event::next((*listen).channel)?
-        };
-        // SAFETY: the event is new, and its identifier lives as long as it.
-        match unsafe { accept_request(listen, event) } {
-            Ok(new) => *out = new,
-            Err(fault) => {
-                // SAFETY: C's identifier; the next call lets go of it.
-                unsafe { (*listen).event = event };
-                return Err(fault);
+    ffi::event(
+        || {
+            // SAFETY: C's identifier, and a pointer to be filled in.
+            let (state, _) = unsafe { (object(listen)?, out_mut(id)?) };
+            if !state.is_sync() {
+                return Err(Fault::INVALID);
             }
-        }
-        Ok(0)
-    })
+            // SAFETY: C's identifier, whose channel is its own.
+            unsafe {
+                event::release(listen);
+                channel::channel((*listen).channel)
+            }
+        },
+        |channel: &Channel| {
+            // SAFETY: C's identifier, whose channel is its own.
+            let Some(event) = event::take(unsafe { (*listen).channel }, channel)? else {
+                return Ok(false);
+            };
+            // SAFETY: the event is new, and its identifier lives as long as it; C's to be filled in.
+            unsafe {
+                match accept_request(listen, event) {
+                    Ok(new) => id.write(new),
+                    Err(fault) => {
+                        // The next call lets go of it.
+                        (*listen).event = event;
+                        return Err(fault);
+                    }
+                }
+            }
+            Ok(true)
+        },
+    )
 }
 
 /// # Safety

@@ -20,35 +20,49 @@ pub(crate) struct EventState {
 
 c_object!(rdma_cm_event, rdma_cm_event => EventState);
 
-pub(crate) unsafe extern "C" fn rdma_get_cm_event(
+pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    ffi::minus_one(|| {
-        // SAFETY: C's to be filled in.
-        let out = unsafe { out_mut(event) }?;
-        // SAFETY: a channel, or null.
-        *out = unsafe { next(channel) }?;
-        Ok(0)
-    })
+    ffi::event(
+        || {
+            // SAFETY: C's to be filled in, and a channel, or null.
+            unsafe {
+                out_mut(event)?;
+                channel::channel(channel)
+            }
+        },
+        |state: &Channel| {
+            let Some(next) = take(channel, state)? else {
+                return Ok(false);
+            };
+            // SAFETY: C's to be filled in.
+            unsafe { event.write(next) };
+            Ok(true)
+        },
+    )
+}
+
+/// Fetches the event of a channel whose announcement was read.
+pub(super) fn take(
+    channel: *mut rdma_event_channel,
+    state: &Channel,
+) -> Result<Option<*mut rdma_cm_event>> {
+    state.take(|event| deliver(channel, event))
 }
 
 /// Waits for the next event of a channel.
 ///
 /// # Safety
 /// `channel` is null, or a channel that is alive when this is called.
-pub(super) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
+unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     // SAFETY: the caller's promise.
     let state = unsafe { channel::channel(channel) }?;
-    state.next(|event| deliver(channel, &state, event))
+    ffi::next(&*state, |state| take(channel, state))
 }
 
 /// Makes C's object of an event, after the fields of its identifier.
-fn deliver(
-    channel: *mut rdma_event_channel,
-    _alive: &Channel,
-    event: CmEvent,
-) -> Result<*mut rdma_cm_event> {
+fn deliver(channel: *mut rdma_event_channel, event: CmEvent) -> Result<*mut rdma_cm_event> {
     let listener = event.listen_id().map_or(ptr::null_mut(), id::c_id);
     let id = if event.kind() == EventKind::ConnectRequest {
         requested(channel, listener, &event)?

@@ -2,14 +2,14 @@
 //! were fetched of it until then.
 
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 
 use softverbs::{AsyncElement, AsyncEvent};
 
-use super::comp_channel::patience;
-use super::context::{Element, state};
+use super::context::{ContextState, Element, shared};
 use crate::abi::*;
-use crate::ffi::{self, Fault, Result, in_ref, object, out_mut};
+use crate::ffi::{self, Events, Result, in_ref, object, out_mut};
 
 /// The events of an object that C has fetched and not acknowledged.
 #[derive(Default)]
@@ -28,51 +28,68 @@ impl Fetched {
     }
 }
 
-pub(crate) unsafe extern "C" fn ibv_get_async_event(
+impl Events for ContextState {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.context().async_fd()
+    }
+}
+
+pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    ffi::minus_one(|| {
-        // SAFETY: C's opened device, and a struct to be filled in.
-        let (opened, event) = unsafe { (state(context)?, out_mut(event)?) };
-        let context = opened.context();
-        loop {
-            let next = context.get_async_event(patience(context.async_fd())?)?;
-            let next = next.ok_or(Fault::new(libc::EAGAIN))?;
-            event.event_type = next.kind() as u32;
-            let known = match next.element() {
-                AsyncElement::Port(port) => {
-                    event.element.port_num = port.into();
-                    return Ok(0);
-                }
-                AsyncElement::Device => {
-                    event.element.port_num = 1;
-                    return Ok(0);
-                }
-                element => opened.find(element),
-            };
-            // An object that C does not know has no use for its event.
-            match known {
-                Some(Element::Cq(cq)) => {
-                    event.element.cq = cq;
-                    // SAFETY: not destroyed before the event is acknowledged.
-                    unsafe { object(cq) }?.fetched.keep(next);
-                }
-                Some(Element::Qp(qp)) => {
-                    event.element.qp = qp;
-                    // SAFETY: as above.
-                    unsafe { object(qp) }?.fetched.keep(next);
-                }
-                Some(Element::Srq(srq)) => {
-                    event.element.srq = srq;
-                    // SAFETY: as above.
-                    unsafe { object(srq) }?.fetched.keep(next);
-                }
-                None => continue,
+    ffi::event(
+        || {
+            // SAFETY: C's opened device, and a struct to be filled in.
+            unsafe {
+                out_mut(event)?;
+                shared(context)
             }
-            return Ok(0);
+        },
+        |opened: &ContextState| {
+            let Some(next) = opened.context().async_event_after_read() else {
+                return Ok(false);
+            };
+            // SAFETY: C's struct to be filled in.
+            tell(opened, next, unsafe { out_mut(event) }?)
+        },
+    )
+}
+
+/// Puts an event into C's form. `false`: C does not know its object, and has no use for it.
+fn tell(opened: &ContextState, next: AsyncEvent, event: &mut ibv_async_event) -> Result<bool> {
+    event.event_type = next.kind() as u32;
+    let known = match next.element() {
+        AsyncElement::Port(port) => {
+            event.element.port_num = port.into();
+            return Ok(true);
         }
-    })
+        AsyncElement::Device => {
+            event.element.port_num = 1;
+            return Ok(true);
+        }
+        element => opened.find(element),
+    };
+    let fetched = match known {
+        Some(Element::Cq(cq)) => {
+            event.element.cq = cq;
+            // SAFETY: not destroyed before the event is acknowledged.
+            &unsafe { object(cq) }?.fetched
+        }
+        Some(Element::Qp(qp)) => {
+            event.element.qp = qp;
+            // SAFETY: as above.
+            &unsafe { object(qp) }?.fetched
+        }
+        Some(Element::Srq(srq)) => {
+            event.element.srq = srq;
+            // SAFETY: as above.
+            &unsafe { object(srq) }?.fetched
+        }
+        None => return Ok(false),
+    };
+    fetched.keep(next);
+    Ok(true)
 }
 
 /// What an event happened to, by the numbers of `enum ibv_event_type`.

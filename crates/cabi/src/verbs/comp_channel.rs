@@ -2,18 +2,18 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::sync::Arc;
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use softverbs::CompChannel;
 
 use super::context::state;
 use crate::abi::*;
-use crate::ffi::{self, Fault, Result, Users, c_object, object, out_mut};
+use crate::ffi::{self, Events, Users, c_object, object, out_mut};
 
-/// What we keep of a completion channel.
+/// What we keep of a completion channel. A call that waits holds the channel, too: C may destroy it
+/// meanwhile.
 pub(crate) struct ChannelState {
-    channel: CompChannel,
+    channel: Arc<CompChannel>,
     pub(super) users: Users,
 }
 
@@ -25,11 +25,10 @@ impl ChannelState {
     }
 }
 
-/// How long a call that fetches an event waits: programs say on the descriptor whether it does.
-pub(crate) fn patience(fd: BorrowedFd<'_>) -> Result<Option<Duration>> {
-    let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|errno| Fault::new(errno as c_int))?;
-    let waits = !OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK);
-    Ok(if waits { None } else { Some(Duration::ZERO) })
+impl Events for CompChannel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
 }
 
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
@@ -44,8 +43,11 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
                 fd: channel.fd().as_raw_fd(),
                 refcnt: 0,
             };
-            let users = Users::default();
-            Ok((c, ChannelState { channel, users }))
+            let state = ChannelState {
+                channel: Arc::new(channel),
+                users: Users::default(),
+            };
+            Ok((c, state))
         })
     })
 }
@@ -60,23 +62,31 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     })
 }
 
-pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    ffi::minus_one(|| {
-        // SAFETY: C's channel, and two pointers to be filled in.
-        let (state, cq, cq_context) =
-            unsafe { (object(channel)?, out_mut(cq)?, out_mut(cq_context)?) };
-        let channel = state.channel();
-        let event = channel.get_event(patience(channel.fd())?)?;
-        let notified = event.ok_or(Fault::new(libc::EAGAIN))?;
-        *cq = super::cq::c_cq(&notified);
-        // SAFETY: the queue is not destroyed before its event is acknowledged.
-        *cq_context = unsafe { (**cq).cq_context };
-        Ok(0)
-    })
+    ffi::event(
+        || {
+            // SAFETY: C's channel, and two pointers to be filled in.
+            unsafe { (out_mut(cq)?, out_mut(cq_context)?) };
+            // SAFETY: as above.
+            Ok(unsafe { object(channel) }?.channel.clone())
+        },
+        |channel: &CompChannel| {
+            let Some(notified) = channel.event_after_read() else {
+                return Ok(false);
+            };
+            let notified = super::cq::c_cq(&notified);
+            // SAFETY: looked at above; and the queue is not destroyed before its event is acknowledged.
+            unsafe {
+                cq.write(notified);
+                cq_context.write((*notified).cq_context);
+            }
+            Ok(true)
+        },
+    )
 }
 
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {

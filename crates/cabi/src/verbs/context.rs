@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use softverbs::{AsyncElement, Context, Qpn};
 
@@ -43,7 +43,8 @@ pub(super) enum Element {
 // SAFETY: the pointers are handed out, and used only for objects that are known not to be destroyed.
 unsafe impl Send for Element {}
 
-c_object!(verbs_context, verbs_context => ContextState);
+// A call that waits for an event has it, too: C may close the device meanwhile.
+c_object!(verbs_context, verbs_context => Arc<ContextState>);
 
 impl ContextState {
     pub(crate) fn context(&self) -> &Context {
@@ -113,6 +114,22 @@ const fn whole(context: *mut ibv_context) -> *mut verbs_context {
 /// # Safety
 /// `context` is null, or from [`c_context`] and not closed before the reference is gone.
 pub(crate) unsafe fn state<'a>(context: *mut ibv_context) -> Result<&'a ContextState> {
+    // SAFETY: the caller's promise.
+    unsafe { behind(context) }.map(|state| &**state)
+}
+
+/// The same, to be kept.
+///
+/// # Safety
+/// As for [`state`], for the time of the call.
+pub(super) unsafe fn shared(context: *mut ibv_context) -> Result<Arc<ContextState>> {
+    // SAFETY: the caller's promise.
+    unsafe { behind(context) }.cloned()
+}
+
+/// # Safety
+/// As for [`state`].
+unsafe fn behind<'a>(context: *mut ibv_context) -> Result<&'a Arc<ContextState>> {
     let whole = if context.is_null() {
         ptr::null_mut()
     } else {
@@ -141,7 +158,7 @@ pub(crate) fn c_context(context: Context) -> Result<*mut ibv_context> {
             ..extended_ops()
         };
         let elements = Mutex::default();
-        Ok((c, ContextState { context, elements }))
+        Ok((c, Arc::new(ContextState { context, elements })))
     })?;
     Ok(whole
         .wrapping_byte_add(mem::offset_of!(verbs_context, context))

@@ -244,7 +244,9 @@ impl EventChannel {
         })
     }
 
-    /// Readable while events are queued; for poll, select and epoll (level or edge triggered).
+    /// Readable while events are queued; for poll, select and epoll (level or edge triggered). A
+    /// read of eight octets waits for the next event, and is to be followed by
+    /// [`event_after_read`](Self::event_after_read).
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.queue.fd()
     }
@@ -255,10 +257,7 @@ impl EventChannel {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            // Counted before it can be missed: whoever destroys the identifier either takes the
-            // event back or waits for it.
-            let count = |queued: &Queued| queued.counted().unacked.raise();
-            let Some(queued) = self.queue.pop_noting(left, count)? else {
+            let Some(queued) = self.queue.pop_noting(left, Queued::count)? else {
                 return Ok(None);
             };
             // An identifier that was destroyed meanwhile has no events any more.
@@ -266,6 +265,12 @@ impl EventChannel {
                 return Ok(Some(event));
             }
         }
+    }
+
+    /// The event for which the descriptor was [read](Self::fd); does not wait. `None`: somebody
+    /// else had it meanwhile, or its identifier is gone: read again.
+    pub fn event_after_read(&self) -> Option<CmEvent> {
+        self.queue.redeem(Queued::count)?.fetch()
     }
 
     pub(super) fn push(&self, event: Queued) {
@@ -292,7 +297,13 @@ impl Queued {
         self.listen_id.as_ref().unwrap_or(&self.id)
     }
 
-    /// After `counted` has counted it.
+    /// Before it can be missed: whoever destroys the identifier either takes the event back or waits
+    /// for it.
+    fn count(&self) {
+        self.counted().unacked.raise();
+    }
+
+    /// After [`count`](Self::count).
     fn fetch(self) -> Option<CmEvent> {
         let counted = self.counted().clone();
         let id = match self.request {

@@ -134,6 +134,72 @@ fn a_reader_of_the_descriptor_blocks_nobody() {
     assert!(readable(&queue));
 }
 
+fn read<T>(queue: &EventQueue<T>) {
+    let mut one = [0; 8];
+    nix::unistd::read(queue.fd(), &mut one).unwrap();
+    assert_eq!(u64::from_ne_bytes(one), 1);
+}
+
+#[test]
+fn each_read_is_redeemed_for_an_entry() {
+    let queue = EventQueue::new().unwrap();
+    (1..=3).for_each(|entry| queue.push(entry));
+    read(&queue);
+    assert!(readable(&queue));
+    read(&queue);
+    assert_eq!(queue.redeem(|_| ()), Some(1));
+    assert_eq!(queue.redeem(|entry| assert_eq!(*entry, 2)), Some(2));
+    assert!(readable(&queue));
+    // Taken away between the read and its redemption, in both ways.
+    read(&queue);
+    assert_eq!(queue.try_pop(), Some(3));
+    assert_eq!(queue.redeem(|_| ()), None);
+    queue.push(4);
+    read(&queue);
+    assert_eq!(queue.remove_if(|_| true), [4]);
+    assert_eq!(queue.redeem(|_| ()), None);
+    assert!(!readable(&queue));
+}
+
+#[test]
+fn readers_and_poppers_lose_nothing_together() {
+    const ENTRIES: u64 = 3000;
+    let queue = EventQueue::new().unwrap();
+    let sum = AtomicU64::new(0);
+    let got = |entry: u64| {
+        sum.fetch_add(entry, Ordering::Relaxed);
+        entry > 0
+    };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    read(&queue);
+                    // Entries of 0 end it.
+                    if queue.redeem(|_| ()).is_some_and(|entry| !got(entry)) {
+                        break;
+                    }
+                }
+            });
+            scope.spawn(|| while queue.pop(None).unwrap().is_some_and(got) {});
+        }
+        for entry in 1..=ENTRIES {
+            queue.push(entry);
+            if entry % 8 == 0 {
+                for entry in queue.remove_if(|entry| entry % 2 == 0) {
+                    got(entry);
+                }
+            }
+            if entry % 64 == 0 {
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+        (0..4).for_each(|_| queue.push(0));
+    });
+    assert_eq!(sum.load(Ordering::Relaxed), ENTRIES * (ENTRIES + 1) / 2);
+    assert!(!readable(&queue));
+}
+
 #[test]
 fn timeouts_are_rounded_up() {
     let millis = |timeout| i32::from(poll_timeout(Some(timeout)));
