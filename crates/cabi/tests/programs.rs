@@ -62,3 +62,8 @@ fn threads_that_wait_are_interrupted_and_cancelled() {
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     });
 }
+
+#[test]
+fn receiving_ends_have_handles_that_go_one_by_one() {
+    run("xrc");
+}

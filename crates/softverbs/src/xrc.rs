@@ -28,12 +28,13 @@ use crate::srq::{Srq, SrqInitAttr, WeakSrq};
 #[derive(Clone)]
 pub struct Xrcd {
     inner: Arc<Inner>,
+    /// What receiving ends that this one makes have for want of their own: their events go to the
+    /// context that has opened it.
+    pd: Pd,
 }
 
 struct Inner {
-    context: Context,
     /// What receiving ends have for want of their own.
-    pd: Pd,
     cq: Cq,
     srqs: Mutex<HashMap<Qpn, WeakSrq>>,
     qps: Mutex<HashMap<Qpn, WeakQp>>,
@@ -81,7 +82,10 @@ impl Context {
         shared.retain(|_, domain| domain.strong_count() > 0);
         match shared.get(&name).and_then(Weak::upgrade) {
             Some(_) if create && exclusive => Err(Error::os("open_xrcd", libc::EEXIST)),
-            Some(inner) => Ok(Xrcd { inner }),
+            Some(inner) => {
+                let pd = self.alloc_pd()?;
+                Ok(Xrcd { inner, pd })
+            }
             None if !create => Err(Error::os("open_xrcd", libc::ENOENT)),
             None => {
                 let new = Xrcd::new(self)?;
@@ -96,18 +100,17 @@ impl Xrcd {
     fn new(context: &Context) -> Result<Self> {
         Ok(Self {
             inner: Arc::new(Inner {
-                context: context.clone(),
-                pd: context.alloc_pd()?,
                 cq: context.create_cq(1, None, 0)?,
                 srqs: Mutex::default(),
                 qps: Mutex::default(),
             }),
+            pd: context.alloc_pd()?,
         })
     }
 
-    /// The device that it belongs to.
+    /// The context that has opened it.
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.pd.context()
     }
 
     /// Whether both are handles of one domain.
@@ -117,7 +120,8 @@ impl Xrcd {
 
     /// A receiving end in the state RESET (`IBV_QPT_XRC_RECV`): nothing is posted to it, and what
     /// arrives completes where its shared receive queue says. It is destroyed when the last handle
-    /// is dropped, those of [`open_qp`](Self::open_qp) among them.
+    /// is dropped, those of [`open_qp`](Self::open_qp) among them. Its asynchronous events come to
+    /// the context that has opened this domain.
     pub fn create_qp(&self, qp_context: u64) -> Result<Qp> {
         let attr = QpInitAttr {
             qp_context,
@@ -131,7 +135,7 @@ impl Xrcd {
             },
             ..QpInitAttr::rc(&self.inner.cq, &self.inner.cq)
         };
-        let qp = Qp::in_domain(&self.inner.pd, &attr, Some(self))?;
+        let qp = Qp::in_domain(&self.pd, &attr, Some(self))?;
         let mut qps = lock(&self.inner.qps);
         qps.retain(|_, known| known.is_alive());
         qps.insert(qp.qp_num(), qp.downgrade());
@@ -188,7 +192,7 @@ pub(crate) struct XrcEnd {
 impl fmt::Debug for Xrcd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Xrcd")
-            .field("context", &self.inner.context)
+            .field("context", self.context())
             .finish_non_exhaustive()
     }
 }

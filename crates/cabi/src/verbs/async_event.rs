@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use softverbs::{AsyncElement, AsyncEvent};
 
@@ -13,18 +13,34 @@ use crate::ffi::{self, Events, Result, in_ref, object, out_mut};
 
 /// The events of an object that C has fetched and not acknowledged.
 #[derive(Default)]
-pub(crate) struct Fetched(Mutex<Vec<AsyncEvent>>);
+pub(crate) struct Fetched {
+    events: Mutex<Vec<AsyncEvent>>,
+    acknowledged: Condvar,
+}
 
 impl Fetched {
+    fn lock(&self) -> MutexGuard<'_, Vec<AsyncEvent>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn keep(&self, event: AsyncEvent) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(event);
+        self.lock().push(event);
     }
 
     fn acknowledge(&self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).pop());
+        let mut events = self.lock();
+        drop(events.pop());
+        if events.is_empty() {
+            self.acknowledged.notify_all();
+        }
+    }
+
+    /// Waits until there is none.
+    pub(super) fn wait_acknowledged(&self) {
+        let none = self
+            .acknowledged
+            .wait_while(self.lock(), |events| !events.is_empty());
+        drop(none.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -59,7 +75,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 /// Puts an event into C's form. `false`: C does not know its object, and has no use for it.
 fn tell(opened: &ContextState, next: AsyncEvent, event: &mut ibv_async_event) -> Result<bool> {
     event.event_type = next.kind() as u32;
-    let known = match next.element() {
+    match next.element() {
         AsyncElement::Port(port) => {
             event.element.port_num = port.into();
             return Ok(true);
@@ -68,28 +84,30 @@ fn tell(opened: &ContextState, next: AsyncEvent, event: &mut ibv_async_event) ->
             event.element.port_num = 1;
             return Ok(true);
         }
-        element => opened.find(element),
-    };
-    let fetched = match known {
-        Some(Element::Cq(cq)) => {
-            event.element.cq = cq;
-            // SAFETY: not destroyed before the event is acknowledged.
-            &unsafe { object(cq) }?.fetched
-        }
-        Some(Element::Qp(qp)) => {
-            event.element.qp = qp;
-            // SAFETY: as above.
-            &unsafe { object(qp) }?.fetched
-        }
-        Some(Element::Srq(srq)) => {
-            event.element.srq = srq;
-            // SAFETY: as above.
-            &unsafe { object(srq) }?.fetched
-        }
-        None => return Ok(false),
-    };
-    fetched.keep(next);
-    Ok(true)
+        _ => (),
+    }
+    let told = opened.with(next.element(), |known| -> Result<()> {
+        let fetched = match known {
+            Element::Cq(cq) => {
+                event.element.cq = cq;
+                // SAFETY: known to the context, and so not destroyed before this returns.
+                &unsafe { object(cq) }?.fetched
+            }
+            Element::Qp(qp) => {
+                event.element.qp = qp;
+                // SAFETY: as above.
+                &unsafe { object(qp) }?.fetched
+            }
+            Element::Srq(srq) => {
+                event.element.srq = srq;
+                // SAFETY: as above.
+                &unsafe { object(srq) }?.fetched
+            }
+        };
+        fetched.keep(next);
+        Ok(())
+    });
+    Ok(told.transpose()?.is_some())
 }
 
 /// What an event happened to, by the numbers of `enum ibv_event_type`.

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use smallvec::SmallVec;
 use softverbs::{AsyncElement, Context, Qpn};
 
 use super::cq::{modify_cq, poll_cq, req_notify_cq};
@@ -28,12 +29,13 @@ pub(super) const COMP_VECTORS: u32 = 1;
 /// What we keep of an opened device.
 pub(crate) struct ContextState {
     context: Context,
-    /// What C knows by their numbers the objects that events may name.
-    elements: Mutex<HashMap<AsyncElement, Element>>,
+    /// What C knows the objects by that events may name. A receiving end of XRC has a handle for
+    /// each time it is open; the oldest is told.
+    elements: Mutex<HashMap<AsyncElement, SmallVec<[Element; 1]>>>,
 }
 
 /// What an asynchronous event can happen to, as C knows it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Element {
     Cq(*mut ibv_cq),
     Qp(*mut ibv_qp),
@@ -51,54 +53,45 @@ impl ContextState {
         &self.context
     }
 
-    fn elements(&self) -> MutexGuard<'_, HashMap<AsyncElement, Element>> {
+    fn elements(&self) -> MutexGuard<'_, HashMap<AsyncElement, SmallVec<[Element; 1]>>> {
         self.elements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn find(&self, element: AsyncElement) -> Option<Element> {
-        self.elements().get(&element).copied()
+    /// Does something with the object that an event is about, before which nobody can
+    /// [forget](Self::forget) it. `None`: C does not know it.
+    pub(super) fn with<T>(
+        &self,
+        element: AsyncElement,
+        act: impl FnOnce(Element) -> T,
+    ) -> Option<T> {
+        let elements = self.elements();
+        elements.get(&element)?.first().copied().map(act)
     }
 
-    pub(super) fn remember_cq(&self, id: u64, cq: *mut ibv_cq) {
-        self.elements()
-            .insert(AsyncElement::Cq(id), Element::Cq(cq));
+    /// C knows an object, and is told of its events.
+    pub(super) fn remember(&self, element: AsyncElement, known: Element) {
+        self.elements().entry(element).or_default().push(known);
     }
 
-    pub(super) fn forget_cq(&self, id: u64) {
-        self.elements().remove(&AsyncElement::Cq(id));
-    }
-
-    pub(super) fn remember_qp(&self, number: Qpn, qp: *mut ibv_qp) {
-        self.elements()
-            .insert(AsyncElement::Qp(number), Element::Qp(qp));
-    }
-
-    /// Unless the number is another one's by now.
-    pub(super) fn forget_qp(&self, number: Qpn, qp: *mut ibv_qp) {
+    /// C gives an object up. No event of it is fetched any more.
+    pub(super) fn forget(&self, element: AsyncElement, known: Element) {
         let mut elements = self.elements();
-        let element = AsyncElement::Qp(number);
-        if matches!(elements.get(&element), Some(Element::Qp(known)) if *known == qp) {
-            elements.remove(&element);
+        if let Some(handles) = elements.get_mut(&element) {
+            handles.retain(|handle| *handle != known);
+            if handles.is_empty() {
+                elements.remove(&element);
+            }
         }
     }
 
     /// Puts the state of a queue pair where C looks for it, if C has that queue pair.
     pub(crate) fn publish_qp_state(&self, number: Qpn) {
-        // Whoever destroys it has to take it out of here first.
-        let elements = self.elements();
-        if let Some(Element::Qp(qp)) = elements.get(&AsyncElement::Qp(number)) {
-            // SAFETY: known here, and so alive as long as the lock is held.
-            let _ = unsafe { publish_state(*qp) };
-        }
-    }
-
-    pub(super) fn remember_srq(&self, id: u64, srq: *mut ibv_srq) {
-        self.elements()
-            .insert(AsyncElement::Srq(id), Element::Srq(srq));
-    }
-
-    pub(super) fn forget_srq(&self, id: u64) {
-        self.elements().remove(&AsyncElement::Srq(id));
+        self.with(AsyncElement::Qp(number), |known| {
+            if let Element::Qp(qp) = known {
+                // SAFETY: known here, and so alive before this returns.
+                let _ = unsafe { publish_state(qp) };
+            }
+        });
     }
 }
 

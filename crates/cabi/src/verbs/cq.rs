@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use softverbs::{Cq, Wc};
+use softverbs::{AsyncElement, Cq, Wc};
 
 use super::async_event::Fetched;
 use super::comp_channel::ChannelState;
-use super::context::state;
+use super::context::{Element, state};
 use super::cq_ex::{self, Position};
 use super::pd::next_handle;
 use crate::abi::*;
@@ -95,7 +95,8 @@ pub(super) unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<
         Ok((c, state))
     })?;
     // SAFETY: just made.
-    opened.remember_cq(unsafe { object(cq) }?.cq().id(), cq);
+    let element = AsyncElement::Cq(unsafe { object(cq) }?.cq().id());
+    opened.remember(element, Element::Cq(cq));
     Ok(cq)
 }
 
@@ -126,7 +127,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         state.cq.settle_events();
         // SAFETY: a queue's context is not closed before it.
         let opened = unsafe { super::context::state((*cq).context) }?;
-        opened.forget_cq(state.cq.id());
+        opened.forget(AsyncElement::Cq(state.cq.id()), Element::Cq(cq));
         // SAFETY: C gives it up; no queue pair uses it, and no event names it.
         drop(unsafe { ffi::destroy(cq) });
         Ok(())

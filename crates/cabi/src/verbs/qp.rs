@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::{ptr, result};
 
-use softverbs::{Pd, Qp, QpCap, QpInitAttr, QpType};
+use softverbs::{AsyncElement, Pd, Qp, QpCap, QpInitAttr, QpType};
 
 use super::ah::gid_of;
 use super::async_event::Fetched;
-use super::context::{ContextState, state};
+use super::context::{ContextState, Element, state};
 use super::pd::next_handle;
 use super::qp_ex::{self, Requests};
 use super::xrc::create_receiving_end;
@@ -199,7 +199,7 @@ pub(super) fn adopt(
     uses: Vec<Use>,
     extended: bool,
 ) -> Result<*mut ibv_qp> {
-    let number = qp.qp_num();
+    let element = AsyncElement::Qp(qp.qp_num());
     let pointer = ffi::create::<ibv_qp>(|_| {
         let state = QpState {
             qp,
@@ -210,7 +210,7 @@ pub(super) fn adopt(
         };
         Ok((qp_ex::with_calls(base), state))
     })?;
-    opened.remember_qp(number, pointer);
+    opened.remember(element, Element::Qp(pointer));
     Ok(pointer)
 }
 
@@ -262,13 +262,16 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Result<()> {
     // SAFETY: the caller's promise.
     let queue_pair = unsafe { object(qp) }?;
-    // A receiving end of XRC may be open more than once, and goes with its last handle.
-    if queue_pair.qp.qp_type() != QpType::XrcRecv {
-        queue_pair.qp.destroy();
-    }
     // SAFETY: a queue pair's context is not closed before it.
     let opened = unsafe { state((*qp).context) }?;
-    opened.forget_qp(queue_pair.qp.qp_num(), qp);
+    let element = AsyncElement::Qp(queue_pair.qp.qp_num());
+    opened.forget(element, Element::Qp(qp));
+    if queue_pair.qp.qp_type() == QpType::XrcRecv {
+        // It may be open more than once, and goes with its last handle; this one with its own events.
+        queue_pair.fetched.wait_acknowledged();
+    } else {
+        queue_pair.qp.destroy();
+    }
     // SAFETY: the caller gives it up, and no event names it.
     drop(unsafe { ffi::destroy(qp) });
     Ok(())

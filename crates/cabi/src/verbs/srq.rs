@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use softverbs::{Srq, SrqInitAttr};
+use softverbs::{AsyncElement, Srq, SrqInitAttr};
 
 use super::async_event::Fetched;
-use super::context::state;
+use super::context::{Element, state};
 use super::pd::next_handle;
 use super::post::{post_list, recv_wr};
 use super::xrc;
@@ -85,7 +85,7 @@ pub(super) unsafe fn adopt(
         };
         Ok((c, state))
     })?;
-    opened.remember_srq(id, pointer);
+    opened.remember(AsyncElement::Srq(id), Element::Srq(pointer));
     (attr.max_wr, attr.max_sge) = (has.max_wr, has.max_sge);
     Ok(pointer)
 }
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         queue.srq.settle_events();
         // SAFETY: a queue's context is not closed before it.
         let opened = unsafe { state((*srq).context) }?;
-        opened.forget_srq(queue.srq.id());
+        opened.forget(AsyncElement::Srq(queue.srq.id()), Element::Srq(srq));
         // SAFETY: C gives it up; no queue pair uses it, and no event names it.
         drop(unsafe { ffi::destroy(srq) });
         Ok(())
