@@ -2,11 +2,17 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
+use nix::time::{ClockId, clock_gettime};
 use softverbs::Error;
-use softverbs::rsocket::{Family, MsgFlags, PollEntry, RSocket, poll};
+use softverbs::rsocket::{Family, MsgFlags, PollEntry, RSockOpt, RSocket, poll};
+
+#[path = "common/netns.rs"]
+mod netns;
 
 const NONE: MsgFlags = MsgFlags::empty();
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -147,4 +153,99 @@ fn many_peers_of_one_socket() {
             assert_eq!(recv_from(client, &mut buffer), (3, address));
         }
     }
+}
+
+/// The time that this thread has computed for.
+fn computed() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .unwrap()
+        .into()
+}
+
+#[test]
+fn who_sleeps_is_not_woken_by_what_has_no_place() {
+    const ROOM: u32 = 16;
+    let server = RSocket::datagram(Family::V4).unwrap();
+    server.set_option(RSockOpt::RecvQueue(ROOM)).unwrap();
+    server.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = server.local_addr().unwrap();
+    // The first datagram of each goes over UDP, and the last ones stay there.
+    let clients: Vec<RSocket> = (0..2 * ROOM)
+        .map(|_| {
+            let client = RSocket::datagram(Family::V4).unwrap();
+            assert_eq!(send_to(&client, b"first", address).unwrap(), 5);
+            client
+        })
+        .collect();
+    let mut nothing = [PollEntry::socket(&server, PollFlags::empty())];
+    let (start, before) = (Instant::now(), computed());
+    assert_eq!(
+        poll(&mut nothing, Some(Duration::from_millis(500))).unwrap(),
+        0
+    );
+    let (busy, all) = (computed() - before, start.elapsed());
+    assert!(busy < all / 8, "{busy:?} of {all:?}");
+    // They come as soon as there is room.
+    let mut buffer = [0; 10];
+    for _ in &clients {
+        assert_eq!(recv_from(&server, &mut buffer).0, 5);
+    }
+}
+
+/// An interface of which nobody is at the other end, and which keeps what is for a neighbour until
+/// it gives him up.
+fn make_lonely_interface() {
+    for command in [
+        "ip link add lonely type veth peer name other",
+        "ip addr add 10.9.0.1/24 dev lonely",
+        "ip link set other up",
+        "ip link set lonely up",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let status = Command::new(words[0]).args(&words[1..]).status().unwrap();
+        assert!(status.success(), "{command}");
+    }
+    std::fs::write(
+        "/proc/sys/net/ipv4/neigh/lonely/unres_qlen_bytes",
+        "100000000",
+    )
+    .unwrap();
+}
+
+#[test]
+fn room_in_a_full_udp_socket_is_waited_for() {
+    if !netns::inside("room_in_a_full_udp_socket_is_waited_for") {
+        return;
+    }
+    make_lonely_interface();
+    let nobody: SocketAddr = "10.9.0.9:7000".parse().unwrap();
+    let socket = RSocket::datagram(Family::V4).unwrap();
+    socket.bind("10.9.0.1:0".parse().unwrap()).unwrap();
+    let data = [0; 900];
+    let pieces = [IoSlice::new(&data)];
+    let fill = || {
+        let full =
+            (0..100_000).find_map(|_| socket.send_to(&pieces, nobody, MsgFlags::DONTWAIT).err());
+        assert_eq!(full.expect("full at last").errno(), libc::EAGAIN);
+    };
+    let writable = |timeout| {
+        let mut entries = [PollEntry::socket(&socket, PollFlags::POLLOUT)];
+        poll(&mut entries, Some(timeout)).unwrap() == 1
+    };
+    fill();
+    assert!(!writable(Duration::ZERO));
+    assert!(writable(PATIENCE));
+    fill();
+    std::thread::scope(|scope| {
+        let (done, end) = mpsc::channel();
+        let (socket, pieces) = (&socket, &pieces);
+        scope.spawn(move || {
+            let sent = socket.send_to(pieces, nobody, NONE);
+            done.send(sent.map_err(|error| error.errno())).unwrap();
+        });
+        let sent = end.recv_timeout(PATIENCE);
+        // Whoever waits for ever would keep the scope from ending.
+        socket.close();
+        assert_eq!(sent, Ok(Ok(900)));
+    });
 }

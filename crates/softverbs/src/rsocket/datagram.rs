@@ -6,14 +6,13 @@
 //! go there.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use nix::poll::PollFlags;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use socket2::{Domain, SockAddr, SockRef, Type};
 use softverbs_wire::rsocket::{DatagramHeader, DatagramOp, ProbeHeader};
@@ -23,7 +22,7 @@ use super::Family;
 use super::option::{Options, RSockOpt, RSockOptName};
 use super::stream::errno;
 use super::transfer::MsgFlags;
-use super::wait::{self, POLLING_TIME, Waiters, Waker};
+use super::wait::{self, Waiters};
 use crate::cm::resolve;
 use crate::engine::sys;
 use crate::error::{Error, Result};
@@ -56,6 +55,10 @@ struct State {
     /// Buffers of datagrams that were read.
     spare: Vec<Vec<u8>>,
     scratch: Vec<u8>,
+    /// The UDP socket had no room for the last datagram.
+    udp_full: bool,
+    /// What of the UDP socket wakes those who sleep.
+    attended: EpollFlags,
 }
 
 pub(super) struct DatagramSocket {
@@ -97,6 +100,8 @@ impl DatagramSocket {
                 inbox: VecDeque::new(),
                 spare: Vec::new(),
                 scratch: vec![0; LONGEST],
+                udp_full: false,
+                attended: EpollFlags::EPOLLIN,
             }),
         }))
     }
@@ -276,11 +281,44 @@ impl DatagramSocket {
         header.emit(&mut Writer::new(&mut octets));
         data.iter()
             .for_each(|piece| octets.extend_from_slice(piece));
-        match SockRef::from(&self.udp).send_to(&octets, &SockAddr::from(to)) {
+        let sent = SockRef::from(&self.udp).send_to(&octets, &SockAddr::from(to));
+        state.udp_full = matches!(&sent, Err(error) if error.kind() == ErrorKind::WouldBlock);
+        match sent {
             Ok(_) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(_) if state.udp_full => Ok(false),
             Err(error) => Err(Error::from_call("sendto")(error)),
         }
+    }
+
+    /// Whether the next datagram over UDP is likely to find room.
+    fn udp_has_room(&self, state: &mut State) -> bool {
+        if state.udp_full {
+            let mut fds = [PollFd::new(self.udp.as_fd(), PollFlags::POLLOUT)];
+            state.udp_full = poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready == 0);
+        }
+        !state.udp_full
+    }
+
+    /// Sees to it that the UDP socket wakes those who sleep when they can do something then: it is
+    /// not read when there is no room for what it has, and written to seldom.
+    fn attend(&self, state: &mut State) -> Result<()> {
+        let mut wanted = EpollFlags::empty();
+        if state.inbox.len() < usize::from(state.options.sizes.recv_queue) {
+            wanted |= EpollFlags::EPOLLIN;
+        } else {
+            // An error wakes unasked, until it is taken.
+            let _ = self.udp.take_error();
+        }
+        if state.udp_full {
+            wanted |= EpollFlags::EPOLLOUT;
+        }
+        if wanted != state.attended {
+            self.ready
+                .modify(self.udp.as_fd(), &mut EpollEvent::new(wanted, 0))
+                .map_err(Error::from_call("epoll_ctl"))?;
+            state.attended = wanted;
+        }
+        Ok(())
     }
 
     pub(super) fn recv(
@@ -357,7 +395,7 @@ impl DatagramSocket {
             state.scratch = octets;
             match received {
                 Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // Refused by somebody we sent to; that was one error, and the next one waits.
                 Err(_) => used = true,
             }
@@ -415,10 +453,14 @@ impl DatagramSocket {
         if !state.inbox.is_empty() {
             events |= PollFlags::POLLIN;
         }
-        if state.ports.iter().all(Port::has_room) {
+        if state.ports.iter().all(Port::has_room) && self.udp_has_room(&mut state) {
             events |= PollFlags::POLLOUT;
         }
-        Ok(events & wanted)
+        events &= wanted;
+        if arm && events.is_empty() {
+            self.attend(&mut state)?;
+        }
+        Ok(events)
     }
 
     fn wait_for<T>(
@@ -426,7 +468,7 @@ impl DatagramSocket {
         nonblocking: bool,
         mut attempt: impl FnMut(&mut State) -> Option<Result<T>>,
     ) -> Result<T> {
-        let mut look = |arm: bool| {
+        let found = wait::until(&self.waiters, self.fd(), nonblocking, None, |arm| {
             let mut state = self.lock();
             if state.closed {
                 return Err(errno("rsocket", libc::EBADF));
@@ -435,36 +477,13 @@ impl DatagramSocket {
             if arm {
                 self.arm(&mut state)?;
             }
-            attempt(&mut state).transpose()
-        };
-        let start = Instant::now();
-        loop {
-            if let Some(result) = look(false)? {
-                return Ok(result);
+            let found = attempt(&mut state).transpose();
+            if arm && matches!(found, Ok(None)) {
+                self.attend(&mut state)?;
             }
-            if nonblocking {
-                return Err(errno("rsocket", libc::EAGAIN));
-            }
-            if start.elapsed() >= POLLING_TIME {
-                break;
-            }
-        }
-        let waker = Waker::of_thread()?;
-        loop {
-            waker.clear();
-            self.waiters.enter(&waker);
-            let mut found = look(true);
-            if matches!(found, Ok(None)) {
-                let mut fds = vec![wait::readable(self.fd()), wait::readable(waker.fd())];
-                if let Err(error) = wait::sleep(&mut fds, None) {
-                    found = Err(error);
-                }
-            }
-            self.waiters.leave(&waker);
-            if let Some(result) = found? {
-                return Ok(result);
-            }
-        }
+            found
+        })?;
+        found.ok_or_else(|| errno("rsocket", libc::EAGAIN))
     }
 
     pub(super) fn close(&self) {

@@ -6,7 +6,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use softverbs_proto::rsocket::Stream;
 
 use super::stream::{Phase, State, StreamSocket, errno};
-use super::wait::{self, POLLING_TIME, Waker};
+use super::wait;
 use crate::cm::{CmEvent, EventKind};
 use crate::error::Result;
 
@@ -51,7 +51,7 @@ impl StreamSocket {
         deadline: Option<Instant>,
         mut attempt: impl FnMut(&mut State) -> Option<Result<T>>,
     ) -> Result<Option<T>> {
-        let mut look = |arm: bool| {
+        wait::until(&self.waiters, self.fd(), nonblocking, deadline, |arm| {
             let mut state = self.lock();
             self.progress(&mut state);
             if arm {
@@ -61,42 +61,7 @@ impl StreamSocket {
                 return Err(errno("rsocket", libc::EBADF));
             }
             attempt(&mut state).transpose()
-        };
-        let start = Instant::now();
-        loop {
-            if let Some(result) = look(false)? {
-                return Ok(Some(result));
-            }
-            if nonblocking {
-                return Ok(None);
-            }
-            if start.elapsed() >= POLLING_TIME {
-                break;
-            }
-        }
-        let waker = Waker::of_thread()?;
-        loop {
-            waker.clear();
-            self.waiters.enter(&waker);
-            let mut found = look(true);
-            if matches!(found, Ok(None)) {
-                let mut fds = vec![wait::readable(self.fd()), wait::readable(waker.fd())];
-                match wait::sleep(&mut fds, deadline) {
-                    Ok(true) => {}
-                    // Time is up: one last look.
-                    Ok(false) => {
-                        found = look(false);
-                        self.waiters.leave(&waker);
-                        return found;
-                    }
-                    Err(error) => found = Err(error),
-                }
-            }
-            self.waiters.leave(&waker);
-            if let Some(result) = found? {
-                return Ok(Some(result));
-            }
-        }
+        })
     }
 
     /// Sees to it that what completes from now on is announced.

@@ -79,6 +79,52 @@ impl Waiters {
     }
 }
 
+/// Looks until there is a result: for a while again and again, then asleep between looks. `None` if
+/// there was none by the `deadline`, or, `nonblocking`, at once. EINTR if a signal came.
+///
+/// `look` does the work of the socket and tries; with `true` it also sees to it that what may change
+/// the result from then on makes `fd` readable, or wakes the `waiters`.
+pub(super) fn until<T>(
+    waiters: &Waiters,
+    fd: BorrowedFd<'_>,
+    nonblocking: bool,
+    deadline: Option<Instant>,
+    mut look: impl FnMut(bool) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let start = Instant::now();
+    loop {
+        if let Some(result) = look(false)? {
+            return Ok(Some(result));
+        }
+        if nonblocking {
+            return Ok(None);
+        }
+        if start.elapsed() >= POLLING_TIME {
+            break;
+        }
+    }
+    let waker = Waker::of_thread()?;
+    loop {
+        waker.clear();
+        waiters.enter(&waker);
+        let mut found = look(true);
+        let mut in_time = true;
+        if matches!(found, Ok(None)) {
+            match sleep(&mut vec![readable(fd), readable(waker.fd())], deadline) {
+                Ok(woken) => in_time = woken,
+                Err(error) => found = Err(error),
+            }
+        }
+        waiters.leave(&waker);
+        if let Some(result) = found? {
+            return Ok(Some(result));
+        }
+        if !in_time {
+            return look(false);
+        }
+    }
+}
+
 /// Sleeps until one of `fds` or the waker is ready, up to `deadline`. `false`: time is up.
 /// EINTR if a signal came.
 pub(super) fn sleep(fds: &mut Vec<PollFd<'_>>, deadline: Option<Instant>) -> Result<bool> {
@@ -90,7 +136,8 @@ pub(super) fn sleep(fds: &mut Vec<PollFd<'_>>, deadline: Option<Instant>) -> Res
             .unwrap_or(PollTimeout::MAX),
     };
     let ready = poll(fds, timeout).map_err(Error::from_call("poll"))?;
-    Ok(ready > 0)
+    // Not for ever, either, where something is ready that leads to nothing.
+    Ok(ready > 0 && deadline.is_none_or(|at| Instant::now() < at))
 }
 
 /// The interest of somebody who only waits for a descriptor.
