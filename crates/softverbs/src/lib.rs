@@ -107,6 +107,7 @@ mod recv_queue;
 mod roce;
 pub mod rsocket;
 mod srq;
+mod sync;
 mod wr;
 mod xrc;
 

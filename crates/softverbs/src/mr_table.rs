@@ -18,6 +18,7 @@
 mod key;
 mod slot;
 mod window;
+mod word;
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,46 +1,18 @@
 //! Slots, pins, and access to the memory of the region in a slot.
 //!
-//! Finding a region and pinning it takes no lock. All that decides is in one atomic word of the
-//! slot: key, two validity bits, and the number of pins.
-//!
-//! * [`Pin::new`] adds one pin and looks at the word *as it was at that very moment*. If it had
-//!   another key or was invalid, the pin is taken back and nothing was touched.
-//! * [`Slot::revoke`] clears the validity bits, then waits until there are no pins.
-//!
-//! All of these are read-modify-write operations on the same word, which have one order. A pin
-//! that comes before the clearing in that order is seen by the wait; one that comes after it sees
-//! that the region is invalid. Taking a pin away is a release operation, and the wait acquires:
-//! read-modify-writes do not break release sequences, so all that was done under any of the pins
-//! happens before `revoke` returns. Likewise [`Slot::publish`] writes the other fields of the
-//! slot, then releases the word, and a pin acquires it. They stay as they are while there is a pin
-//! on a valid region, because the slot is not reused before `revoke` has seen the last one go.
-//! A late pin with an older key may come and go at any time; it changes the number and nothing
-//! else, hence no operation overwrites the word blindly.
+//! Finding a region and pinning it takes no lock. All that decides is in one atomic [`Word`] of the
+//! slot. The other fields are written before the word is published, and stay as they are while
+//! there is a pin on a valid region, because the slot is not reused before [`Slot::revoke`] has
+//! seen the last one go.
 
 use std::fmt;
-use std::hint;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use softverbs_proto::memory::{Access, MemoryFault};
 
+use super::word::Word;
 use super::{Domain, Region};
-
-/// The state word of a slot: the key above, then these.
-const KEY_SHIFT: u32 = 32;
-/// The key may be used by peers. Never set without [`VALID`].
-const REMOTE: u64 = 1 << 31;
-/// The key may be used.
-const VALID: u64 = 1 << 30;
-/// The number of pins.
-const PINS: u64 = VALID - 1;
-
-/// Whether a state word is that of a valid region with this key.
-fn is_valid(state: u64, key: u32) -> bool {
-    state >> KEY_SHIFT == u64::from(key) && state & VALID != 0
-}
 
 /// The rights that only peers need.
 const REMOTE_RIGHTS: Access = Access::REMOTE_WRITE
@@ -50,7 +22,7 @@ const REMOTE_RIGHTS: Access = Access::REMOTE_WRITE
 /// A place for one region. On a cache line of its own, since pins write it.
 #[repr(align(64))]
 pub(super) struct Slot {
-    state: AtomicU64,
+    word: Word,
     base: AtomicPtr<u8>,
     iova: AtomicU64,
     len: AtomicUsize,
@@ -65,9 +37,9 @@ pub(super) struct Slot {
 
 impl Slot {
     /// An empty slot.
-    pub(super) const fn new(nonce: u32) -> Self {
+    pub(super) fn new(nonce: u32) -> Self {
         Self {
-            state: AtomicU64::new(0),
+            word: Word::new(),
             base: AtomicPtr::new(ptr::null_mut()),
             iova: AtomicU64::new(0),
             len: AtomicUsize::new(0),
@@ -88,7 +60,7 @@ impl Slot {
 
     /// Whether this is its key, valid or not.
     pub(super) fn has_key(&self, key: u32) -> bool {
-        self.state.load(Ordering::Relaxed) >> KEY_SHIFT == u64::from(key)
+        self.word.has_key(key)
     }
 
     /// Lets a region into the empty slot. Called under the table's lock only.
@@ -106,8 +78,7 @@ impl Slot {
         self.len.store(region.len, Ordering::Relaxed);
         self.access.store(region.access.bits(), Ordering::Relaxed);
         self.pd.store(region.pd, Ordering::Relaxed);
-        let word = u64::from(key) << KEY_SHIFT | REMOTE | VALID;
-        self.update(Ordering::Release, |state| Some(word | state & PINS));
+        self.word.publish(key);
     }
 
     /// Takes the region with this key out of the slot, if it is there. Returns when nothing uses
@@ -122,29 +93,12 @@ impl Slot {
 
     /// The first half of `revoke`: nothing begins to use the memory any more.
     pub(super) fn disable(&self, key: u32) -> bool {
-        self.update(Ordering::AcqRel, |state| {
-            is_valid(state, key).then_some(state & !(VALID | REMOTE))
-        })
+        self.word.disable(key)
     }
 
     /// The second half: waits for those that use it.
     pub(super) fn drain(&self) {
-        let mut patience = 0_u64;
-        while self.state.load(Ordering::Acquire) & PINS != 0 {
-            patience += 1;
-            match patience {
-                0..64 => hint::spin_loop(),
-                64..128 => thread::yield_now(),
-                _ => thread::sleep(Duration::from_micros(patience.min(1000))),
-            }
-        }
-    }
-
-    /// Applies `next` to the state word until that sticks or `next` says no; whether it stuck.
-    fn update(&self, order: Ordering, next: impl FnMut(u64) -> Option<u64>) -> bool {
-        self.state
-            .fetch_update(order, Ordering::Relaxed, next)
-            .is_ok()
+        self.word.drain();
     }
 }
 
@@ -167,7 +121,7 @@ impl fmt::Debug for Pin<'_> {
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        self.slot.state.fetch_sub(1, Ordering::Release);
+        self.slot.word.leave();
     }
 }
 
@@ -175,25 +129,19 @@ impl<'a> Pin<'a> {
     /// Pins the region in `slot` if it is valid and has this key.
     pub(super) fn new(slot: &'a Slot, key: u32) -> Option<Self> {
         // Look before writing: keys that lead nowhere must not disturb the slot's region.
-        if is_valid(slot.state.load(Ordering::Relaxed), key) {
-            Self::enter(slot, key)
-        } else {
-            None
-        }
+        slot.word.looks_valid(key).then(|| Self::enter(slot, key))?
     }
 
     /// The part of `new` that decides.
     pub(super) fn enter(slot: &'a Slot, key: u32) -> Option<Self> {
-        let before = slot.state.fetch_add(1, Ordering::Acquire);
+        let may_use = slot.word.enter(key);
         let pin = Self { slot };
-        assert!(before & PINS < PINS / 2, "pins leak");
-        is_valid(before, key).then_some(pin)
+        may_use.then_some(pin)
     }
 
     /// Makes the key invalid for peers.
     pub(super) fn invalidate(&self) {
-        // The pin keeps the word that of this region.
-        self.slot.state.fetch_and(!REMOTE, Ordering::AcqRel);
+        self.slot.word.invalidate();
     }
 
     /// The first address of the region, as work requests name it.
@@ -262,7 +210,7 @@ impl<'a> Pin<'a> {
         domain: impl Into<Domain>,
     ) -> Result<usize, MemoryFault> {
         let remote = need.intersects(REMOTE_RIGHTS);
-        if remote && self.slot.state.load(Ordering::Acquire) & REMOTE == 0 {
+        if remote && !self.slot.word.is_remote() {
             return Err(MemoryFault::InvalidKey);
         }
         let domain = domain.into();

@@ -2,7 +2,7 @@
 //!
 //! `mod.rs` drives proto's [`Endpoint`]: datagrams, commands and the time go in; what comes out is
 //! done in order by whoever pumps. `events.rs` is what comes out, `calls.rs` what the application
-//! asks for, `datagram.rs` both for datagrams, `ports.rs` the port numbers.
+//! asks for, `datagram.rs` both for datagrams, `ports.rs` the port numbers, `pump.rs` who pumps.
 //!
 //! One thread pumps at a time, so that events of a connection stay in order. It holds the
 //! endpoint's lock only to take the next event, never while it calls a queue pair or an
@@ -13,11 +13,12 @@ mod calls;
 mod datagram;
 mod events;
 mod ports;
+mod pump;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::cm::config::Config;
@@ -37,6 +38,7 @@ pub(super) use self::calls::{
 pub(super) use self::datagram::{answer, ask, decline};
 pub(super) use self::events::Listener;
 pub(super) use self::ports::{Bound, ephemeral, random_u32};
+use self::pump::Pump;
 use super::id::IdShared;
 use crate::device::is_link_local;
 use crate::engine::Engine;
@@ -55,10 +57,7 @@ pub(crate) struct Manager {
     engine: &'static Engine,
     port: &'static Port,
     inner: Mutex<Inner>,
-    /// Held by the thread that pumps.
-    pumping: Mutex<()>,
-    /// There may be something to pump.
-    dirty: AtomicBool,
+    pump: Pump,
     notes: Mutex<Vec<(ConnectionId, Note)>>,
     noted: AtomicBool,
 }
@@ -122,8 +121,7 @@ impl Manager {
                 timer: None,
                 failed: HashMap::new(),
             }),
-            pumping: Mutex::new(()),
-            dirty: AtomicBool::new(false),
+            pump: Pump::new(),
             notes: Mutex::default(),
             noted: AtomicBool::new(false),
         }));
@@ -185,25 +183,13 @@ impl Manager {
 
     /// Does what there is to do, unless another thread is at it, which does it then.
     fn pump(&'static self) {
-        self.dirty.store(true, Ordering::SeqCst);
-        while self.dirty.load(Ordering::SeqCst) {
-            let _only_one = match self.pumping.try_lock() {
-                Ok(guard) => guard,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            self.dirty.store(false, Ordering::SeqCst);
-            self.drain();
-        }
+        self.pump.run(|| self.drain());
     }
 
     /// Does what there is to do before it returns. Not to be called from within the pump, nor
     /// with a lock held.
     fn pump_and_wait(&'static self) {
-        let only_one = self.pumping.lock().unwrap_or_else(PoisonError::into_inner);
-        self.drain();
-        drop(only_one);
-        self.pump();
+        self.pump.run_and_wait(|| self.drain());
     }
 
     fn drain(&'static self) {
