@@ -20,14 +20,27 @@ use crate::failure::{Failure, Outcome};
 #[derive(Serialize)]
 struct Line {
     scenario: &'static str,
-    drops: u8,
-    duplicates: u8,
-    /// Any number if absent.
-    reorders: Option<u8>,
+    #[serde(flatten)]
+    network: NetworkLine,
     timers: u8,
     #[serde(skip_serializing_if = "Option::is_none")]
     explored: Option<Explored>,
     violation: Option<ViolationLine>,
+}
+
+/// Bounds of the network; any number of what is null.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum NetworkLine {
+    Datagrams {
+        drops: u8,
+        duplicates: u8,
+        reorders: Option<u8>,
+    },
+    Streams {
+        resets: u8,
+        splits: Option<u8>,
+    },
 }
 
 #[derive(Serialize)]
@@ -120,16 +133,28 @@ fn bounds(scenario: &Scenario, args: &RacesArgs) -> Bounds {
         drops: args.drops.unwrap_or(usual.drops),
         duplicates: args.duplicates.unwrap_or(usual.duplicates),
         reorders: args.reorders.map_or(usual.reorders, |reorders| reorders.0),
+        resets: args.resets.unwrap_or(usual.resets),
+        splits: args.splits.map_or(usual.splits, |splits| splits.0),
         timers: args.timers.unwrap_or(usual.timers),
     }
 }
 
 fn line(scenario: &Scenario, bounds: Bounds) -> Line {
+    let network = if scenario.is_of_streams() {
+        NetworkLine::Streams {
+            resets: bounds.resets,
+            splits: bounds.splits,
+        }
+    } else {
+        NetworkLine::Datagrams {
+            drops: bounds.drops,
+            duplicates: bounds.duplicates,
+            reorders: bounds.reorders,
+        }
+    };
     Line {
         scenario: scenario.name,
-        drops: bounds.drops,
-        duplicates: bounds.duplicates,
-        reorders: bounds.reorders,
+        network,
         timers: bounds.timers,
         explored: None,
         violation: None,
@@ -150,8 +175,8 @@ fn list(scenarios: &[&Scenario], args: &RacesArgs) -> Outcome<()> {
             print(&line(scenario, bounds))?;
         } else {
             let mut out = stdout().lock();
-            writeln!(out, "{:14} {}", scenario.name, scenario.about)?;
-            writeln!(out, "{:14} {bounds}", "")?;
+            writeln!(out, "{:16} {}", scenario.name, scenario.about)?;
+            writeln!(out, "{:16} {}", "", scenario.words(&bounds))?;
         }
     }
     Ok(())
@@ -179,7 +204,8 @@ fn show(scenario: &Scenario, bounds: Bounds, report: &Report, json: bool) -> Out
         (None, true) => "complete",
         (None, false) => "stopped at a limit",
     };
-    writeln!(out, "{} ({bounds}): {verdict}", scenario.name)?;
+    let words = scenario.words(&bounds);
+    writeln!(out, "{} ({words}): {verdict}", scenario.name)?;
     writeln!(
         out,
         "    {} states, {} unique, depth {}, {:.1} s",

@@ -22,6 +22,16 @@ fn explores_and_counts() {
         text.contains("any reordering") && text.contains("complete"),
         "{text}"
     );
+    let out = sv("races iwarp-rtr --resets 0 --splits 1 --timers 0 --threads 2 --json").ok();
+    let line: serde_json::Value = serde_json::from_str(&out).expect("one line of JSON");
+    assert_eq!(
+        (&line["splits"], &line["drops"]),
+        (&1.into(), &serde_json::Value::Null)
+    );
+    assert!(
+        line["explored"]["unique_states"].as_u64() > Some(1000),
+        "{out}"
+    );
     let cut = sv("races ib-data --depth 5").ok();
     assert!(cut.contains("stopped at a limit"), "{cut}");
 }
@@ -49,6 +59,12 @@ fn replays_steps_as_a_ladder() {
     assert!(out.contains("hears ESTABLISHED"), "{out}");
     fs::write(&path, "active gets RTU").expect("a file for steps");
     sv(&line("ib-data")).failed("possible are: passive gets REQ");
+    fs::write(&path, "passive reads MPA request\npassive accept\n").expect("a file for steps");
+    let out = sv(&line("iwarp-rtr")).ok();
+    assert!(
+        out.contains("- MPA request -") && out.contains("- READ REQUEST -"),
+        "{out}"
+    );
     assert_eq!(sv(&line("")).code, Some(2));
     fs::remove_file(&path).expect("the file is there");
 }

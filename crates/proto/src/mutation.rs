@@ -9,10 +9,12 @@
 pub enum Mutation {
     /// The passive side's requests do not wait for its peer.
     NoGate = 1,
-    /// The first packet of the peer tells nobody anything.
+    /// The first packet or FPDU of the peer tells nobody anything.
     NoCommEst = 2,
     /// A REP that comes again is not answered.
     NoRepAnswer = 4,
+    /// Octets that were read together with the end of the MPA reply are lost.
+    LosesBehindReply = 8,
 }
 
 /// Which defects there are.

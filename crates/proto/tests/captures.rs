@@ -12,6 +12,7 @@ use softverbs_proto::iwarp::negotiate::{
 };
 use softverbs_proto::iwarp::stream::{Role, Stream, StreamConfig, StreamEvent};
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::transmit::TxBatch;
 use softverbs_proto::wr::{RecvRequest, SendOp, Sge, WcOpcode, WcStatus};
 use softverbs_wire::codec::{Parsed, Reader};
@@ -192,6 +193,7 @@ fn replay(role: Role, negotiated: Negotiated, theirs: &[u8], ours: &[u8], chunk:
         max_send_wr: 1000,
         sq_sig_all: true,
         copy_limit: 0,
+        mutations: Mutations::NONE,
     };
     let mut stream = Stream::new(config);
     let mut memory = Watcher::default();
@@ -316,6 +318,7 @@ fn wishes() -> Wishes {
         rfc7306: true,
         revision: 2,
         timeout: core::time::Duration::from_secs(10),
+        mutations: Mutations::NONE,
     }
 }
 

@@ -11,6 +11,7 @@ use softverbs_proto::iwarp::negotiate::{
     Initiator, InitiatorOutcome, Negotiated, Responder, ResponderOutcome, RtrKind, Wishes,
 };
 use softverbs_proto::iwarp::stream::Role;
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::wr::{SendOp, WcStatus};
 use softverbs_wire::rdmap::Opcode;
 
@@ -312,6 +313,7 @@ fn the_passive_side_may_send_in_answer_to_the_rtr_only() {
         rfc7306: true,
         revision: 2,
         timeout: Duration::from_secs(10),
+        mutations: Mutations::NONE,
     };
     let mut initiator = Initiator::new(at(0), wishes.clone(), b"");
     let mut responder = Responder::new(at(0), Duration::from_secs(5));

@@ -10,6 +10,7 @@ use softverbs_proto::iwarp::negotiate::{
     Initiator, InitiatorOutcome, Negotiated, Responder, RtrKind, Wishes,
 };
 use softverbs_proto::iwarp::stream::Role;
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::wr::{Completion, SendOp};
 use softverbs_wire::rdmap::Opcode;
 
@@ -268,8 +269,10 @@ proptest! {
     ) {
         let [crc, markers, peer_to_peer, rfc7306] = flags;
         let timeout = core::time::Duration::from_secs(1);
-        let wishes =
-            Wishes { crc, markers, ird: 3, ord: 3, peer_to_peer, rfc7306, revision, timeout };
+        let mutations = Mutations::NONE;
+        let wishes = Wishes {
+            crc, markers, ird: 3, ord: 3, peer_to_peer, rfc7306, revision, timeout, mutations,
+        };
         let mut initiator = Initiator::new(at(0), wishes.clone(), b"data");
         let mut responder = Responder::new(at(0), timeout);
         let mut outcomes = 0;

@@ -12,9 +12,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod bounds;
 pub mod explore;
 pub mod ib;
+mod inbox;
+pub mod iwarp;
 pub mod ladder;
 mod net;
 pub mod replay;

@@ -10,7 +10,8 @@ use super::parse_seconds;
 /// Explore every order in which messages, timers and applications can meet
 ///
 /// Drives the protocol state machines of both ends, and a network between them that loses, doubles
-/// and reorders, through all interleavings up to a bound. Opens no socket. What is wrong is printed
+/// and reorders (RoCE) or cuts, joins and resets streams (iWARP), through all interleavings up to a
+/// bound. Opens no socket. What is wrong is printed
 /// as a ladder diagram and as a list of steps.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -27,17 +28,25 @@ pub(crate) struct RacesArgs {
     #[arg(short, long)]
     pub(crate) list: bool,
 
-    /// Packets that are lost in one run
+    /// RoCE: packets that are lost in one run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=16))]
     pub(crate) drops: Option<u8>,
 
-    /// Packets that arrive twice in one run
+    /// RoCE: packets that arrive twice in one run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=16))]
     pub(crate) duplicates: Option<u8>,
 
-    /// Packets that overtake another in one run: a number, or `any`
-    #[arg(long, value_name = "N", value_parser = parse_reorders)]
-    pub(crate) reorders: Option<Reorders>,
+    /// RoCE: packets that overtake another in one run: a number, or `any`
+    #[arg(long, value_name = "N", value_parser = parse_count_or_any)]
+    pub(crate) reorders: Option<CountOrAny>,
+
+    /// iWARP: connections that the network resets in one run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=16))]
+    pub(crate) resets: Option<u8>,
+
+    /// iWARP: reads in one run that get less than all that is on its way: a number, or `any`
+    #[arg(long, value_name = "N", value_parser = parse_count_or_any)]
+    pub(crate) splits: Option<CountOrAny>,
 
     /// Timers that fire in one run although something else could happen
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=16))]
@@ -73,20 +82,21 @@ const EXAMPLES: &str = "\
 Examples:
   softverbs races                              all scenarios, each within its bounds
   softverbs races ib-data --drops 2            one of them, with more losses
+  softverbs races iwarp-rtr --splits any       one whose reads end at any octet
   softverbs races ib-data --replay steps.txt   one way through it, as a ladder
 
 Exit status: 0 no violation, 1 a violation, 2 wrong usage.";
 
-/// How many packets may overtake another.
+/// A bound, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reorders(pub(crate) Option<u8>);
+pub(crate) struct CountOrAny(pub(crate) Option<u8>);
 
-fn parse_reorders(text: &str) -> Result<Reorders, String> {
+fn parse_count_or_any(text: &str) -> Result<CountOrAny, String> {
     if text == "any" {
-        return Ok(Reorders(None));
+        return Ok(CountOrAny(None));
     }
     match text.parse() {
-        Ok(count @ 0..=16) => Ok(Reorders(Some(count))),
+        Ok(count @ 0..=16) => Ok(CountOrAny(Some(count))),
         _ => Err(format!("`{text}` is neither 0 to 16 nor `any`")),
     }
 }

@@ -15,6 +15,8 @@ use softverbs_wire::mpa::negotiation::{
     Enhanced, IRD_ORD_MAX, IRD_ORD_NOT_NEGOTIATED, MAX_PRIVATE_DATA_LINUX,
 };
 
+use crate::mutation::Mutations;
+
 pub use initiator::{Initiator, InitiatorOutcome};
 pub use responder::{Responder, ResponderOutcome};
 
@@ -92,6 +94,8 @@ pub struct Wishes {
     pub revision: u8,
     /// How long the peer may take for its frame.
     pub timeout: Duration,
+    /// Defects on demand; none in a release.
+    pub mutations: Mutations,
 }
 
 /// A depth as it can be sent: the value that means "not negotiated" is none.

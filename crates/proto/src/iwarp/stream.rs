@@ -34,6 +34,7 @@ use super::send_queue::{Class, SendQueue};
 use super::terminate::{self, Offender};
 use crate::fault::{Fault, LocalFault, Misuse};
 use crate::memory::Memory;
+use crate::mutation::{Mutation, Mutations};
 use crate::send_gate::{Opener, SendGate};
 use crate::time::Time;
 use crate::transmit::TxBatch;
@@ -66,6 +67,8 @@ pub struct StreamConfig {
     pub sq_sig_all: bool,
     /// Payloads of up to this many octets are copied into the scratch buffer instead of gathered.
     pub copy_limit: u32,
+    /// Defects on demand; none in a release.
+    pub mutations: Mutations,
 }
 
 /// Which side of the MPA start-up we were.
@@ -157,6 +160,7 @@ pub struct Stream {
     drain_deadline: Option<Time>,
     drain_progress: bool,
     pub(super) established: bool,
+    mutations: Mutations,
     pub(super) events: VecDeque<StreamEvent>,
     pub(super) recv_completions: VecDeque<Completion>,
 }
@@ -185,6 +189,7 @@ impl Stream {
             drain_deadline: None,
             drain_progress: false,
             established: false,
+            mutations: config.mutations,
             events: VecDeque::new(),
             recv_completions: VecDeque::new(),
         }
@@ -223,6 +228,9 @@ impl Stream {
         self.tx
             .attach(negotiated.crc, negotiated.markers_out, sizing);
         self.rx.attach(negotiated.crc, negotiated.markers_in);
+        if self.mutations.has(Mutation::NoGate) {
+            self.gate.open(Opener::Role);
+        }
         match role {
             Role::Initiator => {
                 self.gate.open(Opener::Role);
@@ -429,7 +437,7 @@ impl Stream {
     pub(super) fn fpdu_accepted(&mut self) {
         if !core::mem::replace(&mut self.inbound.begun, true) {
             self.rtr_deadline = None;
-            if self.is_receiving() {
+            if self.is_receiving() && !self.mutations.has(Mutation::NoCommEst) {
                 self.gate.open(Opener::FirstFrame);
                 self.establish();
             }

@@ -18,6 +18,7 @@ use core::time::Duration;
 use smallvec::smallvec;
 use softverbs_proto::iwarp::negotiate::{Negotiated, RtrKind};
 use softverbs_proto::iwarp::stream::{FpduSizing, StreamConfig};
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::time::Time;
 use softverbs_proto::wr::{Completion, Payload, SendFlags, SendOp, SendRequest, Sge, WcStatus};
 use softverbs_wire::num::{Lkey, Rkey};
@@ -37,6 +38,7 @@ pub fn config() -> StreamConfig {
         max_send_wr: 64,
         sq_sig_all: false,
         copy_limit: 512,
+        mutations: Mutations::NONE,
     }
 }
 

@@ -2,9 +2,9 @@
 
 use softverbs_proto::qp_state::QpState;
 
-use super::app::Phase;
 use super::host::Conn;
 use super::world::IbWorld;
+use crate::app::Phase;
 use crate::world::{Property, Side, Violation};
 
 type Result = core::result::Result<(), Violation>;

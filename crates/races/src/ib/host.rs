@@ -20,9 +20,9 @@ use softverbs_proto::wr::{Completion, Payload, SendFlags, SendOp, SendRequest, W
 use softverbs_wire::ib::Packet as Data;
 use softverbs_wire::num::Qpn;
 
-use super::app::{App, Phase, Plan};
-use super::inbox::Inbox;
 use super::packets;
+use crate::app::{App, Phase, Plan};
+use crate::inbox::Inbox;
 use crate::net::Packet;
 use crate::world::{Log, Property, Side, Violation};
 

@@ -5,12 +5,9 @@
 //! a queue pair moves when the connection manager says so, before the peer hears of it; what
 //! happens on a queue pair is noted and told to the connection manager a moment later.
 
-mod app;
 mod end;
 mod host;
-mod inbox;
 mod packets;
 mod world;
 
-pub use app::{AppStep, Plan};
 pub use world::{IbScenario, IbStep, IbWorld};

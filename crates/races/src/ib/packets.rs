@@ -7,7 +7,7 @@ use softverbs_wire::ib::cm::{Mad, Message};
 use softverbs_wire::ib::{AethKind, Packet as Data};
 use softverbs_wire::num::{CommId, Psn};
 
-use super::inbox::Inbox;
+use crate::inbox::Inbox;
 use crate::net::Packet;
 use crate::world::Side;
 

@@ -19,10 +19,10 @@ use softverbs_proto::time::Time;
 use softverbs_wire::ib::rdma_cm::{PortSpace, ServicePort};
 use softverbs_wire::num::{Guid, PathMtu, Psn, Qpn, RetryCount, ServiceId, TimeoutCode};
 
-use super::app::{AppStep, Phase, Plan};
 use super::end;
 use super::host::{Conn, Host, new_qp};
 use super::packets::{self, Arrival};
+use crate::app::{AppStep, Phase, Plan};
 use crate::bounds::Bounds;
 use crate::net::{Fate, Network};
 use crate::shared::Shared;
@@ -284,7 +284,11 @@ impl IbWorld {
                 }
                 Phase::Replied if conn.wanted.is_empty() => may(AppStep::Establish),
                 Phase::Replied => may(AppStep::Ready),
-                Phase::Connecting | Phase::Establishing | Phase::Established | Phase::Over => {}
+                Phase::Unseen
+                | Phase::Connecting
+                | Phase::Establishing
+                | Phase::Established
+                | Phase::Over => {}
             }
             let undecided = matches!(app.phase, Phase::Requested | Phase::Replied);
             if undecided && plan.delays && !app.delayed {
@@ -335,6 +339,8 @@ impl IbWorld {
                     host.establish(now, at, log);
                     Ok(())
                 }
+                // Of iWARP only.
+                AppStep::PostLater | AppStep::Poll | AppStep::Abort => Ok(()),
                 AppStep::Delay => {
                     host.conns[at].app.delayed = true;
                     host.cm.mra(now, id, TimeoutCode::new(20))

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use softverbs_proto::iwarp::negotiate::Wishes;
 use softverbs_proto::iwarp::stream::{CloseCause, Role};
+use softverbs_proto::mutation::Mutations;
 
 use super::event::{ConnParam, MAX_DEPTH};
 use super::id::Phase;
@@ -163,5 +164,6 @@ fn wishes(param: &ConnParam, options: &Options) -> Result<Wishes> {
         rfc7306: true,
         revision: options.revision,
         timeout: options.reply_timeout,
+        mutations: Mutations::NONE,
     })
 }

@@ -4,6 +4,7 @@ use std::sync::MutexGuard;
 
 use softverbs_proto::iwarp::stream::{CloseCause, Stream, StreamConfig};
 use softverbs_proto::memory::Access;
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType, check_iwarp};
 use softverbs_wire::num::{Qkey, Qpn};
 
@@ -209,6 +210,7 @@ impl QpInner {
                         max_send_wr: self.cap.max_send_wr,
                         sq_sig_all: self.sq_sig_all,
                         copy_limit: COPY_LIMIT,
+                        mutations: Mutations::NONE,
                     });
                 }
                 core.attr = QpAttr::default();

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
 use softverbs_proto::fault::Misuse;
 use softverbs_proto::iwarp::stream::{Stream, StreamConfig};
+use softverbs_proto::mutation::Mutations;
 use softverbs_proto::qp_state::{QpState, QpType};
 use softverbs_proto::wr::{Payload, SendRequest};
 use softverbs_wire::num::Qpn;
@@ -267,6 +268,7 @@ impl Qp {
                         max_send_wr: cap.max_send_wr,
                         sq_sig_all: attr.sq_sig_all,
                         copy_limit: COPY_LIMIT,
+                        mutations: Mutations::NONE,
                     }),
                     connection: None,
                 }),

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::fault::{Fault, PeerViolation};
 use crate::iwarp::terminate::terminate_fpdu;
+use crate::mutation::Mutation;
 use crate::time::Time;
 
 /// The active side.
@@ -125,8 +126,15 @@ impl Initiator {
         let reply = core::mem::take(&mut self.reply);
         let outcome = match MpaFrame::parse(MpaKind::Reply, &reply) {
             Ok(Parsed::NeedMore(_)) => InitiatorOutcome::Pending,
-            // `len` exceeds `before`, or the reply would have been complete before.
-            Ok(Parsed::Complete { value, len }) => self.judge(&value, len.saturating_sub(before)),
+            Ok(Parsed::Complete { value, len }) => {
+                let consumed = if self.wishes.mutations.has(Mutation::LosesBehindReply) {
+                    bytes.len()
+                } else {
+                    // `len` exceeds `before`, or the reply would have been complete before.
+                    len.saturating_sub(before)
+                };
+                self.judge(&value, consumed)
+            }
             Err(malformed) => failed(malformed.into(), false),
         };
         match outcome {

@@ -10,6 +10,7 @@ use softverbs_wire::terminate::Terminate;
 
 use super::*;
 use crate::fault::{Fault, Misuse, PeerViolation};
+use crate::mutation::Mutations;
 use crate::time::Time;
 
 fn at(millis: u64) -> Time {
@@ -26,6 +27,7 @@ fn wishes() -> Wishes {
         rfc7306: true,
         revision: 2,
         timeout: Duration::from_secs(10),
+        mutations: Mutations::NONE,
     }
 }
 

@@ -11,14 +11,16 @@ pub struct Plan {
     pub receives: u8,
     /// It may reject: a request, its own acceptance, a reply.
     pub rejects: bool,
-    /// It may say that its answer takes longer.
+    /// RoCE: it may say that its answer takes longer.
     pub delays: bool,
     /// It may disconnect.
     pub disconnects: bool,
     /// It may destroy the identifier together with its queue pair.
     pub destroys: bool,
-    /// Active side: the queue pair is the application's own, which it moves to RTS and confirms the
-    /// reply some time later.
+    /// iWARP: it may move the queue pair to the error state.
+    pub aborts: bool,
+    /// RoCE, active side: the queue pair is the application's own, which it moves to RTS and
+    /// confirms the reply some time later.
     pub confirms: bool,
 }
 
@@ -27,6 +29,10 @@ pub struct Plan {
 pub enum AppStep {
     /// Posts the next send.
     Post,
+    /// Posts the next send, which is left for the next poll to transmit.
+    PostLater,
+    /// Polls a completion queue, or the engine does it instead: what was left is transmitted.
+    Poll,
     /// Accepts a request.
     Accept,
     /// Moves its own queue pair to RTS.
@@ -39,6 +45,8 @@ pub enum AppStep {
     Reject,
     /// Disconnects.
     Disconnect,
+    /// Moves the queue pair to the error state.
+    Abort,
     /// Destroys identifier and queue pair.
     Destroy,
 }
@@ -47,12 +55,15 @@ impl fmt::Display for AppStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Post => "post send",
+            Self::PostLater => "post send for later",
+            Self::Poll => "poll",
             Self::Accept => "accept",
             Self::Ready => "move queue pair to RTS",
             Self::Establish => "establish",
             Self::Delay => "send MRA",
             Self::Reject => "reject",
             Self::Disconnect => "disconnect",
+            Self::Abort => "move queue pair to ERR",
             Self::Destroy => "destroy",
         })
     }
@@ -60,7 +71,9 @@ impl fmt::Display for AppStep {
 
 /// How far a connection has come, as its application sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
+    /// Passive, iWARP: its request is not complete, and the application has not heard of it.
+    Unseen,
     /// Active: no answer yet.
     Connecting,
     /// Active: there is a reply that the application has not confirmed.
@@ -77,30 +90,30 @@ pub(super) enum Phase {
 
 /// What the application has done with one connection, and what it has seen.
 #[derive(Clone, Debug, Hash)]
-pub(super) struct App {
-    pub(super) phase: Phase,
+pub(crate) struct App {
+    pub(crate) phase: Phase,
     /// Sends posted.
-    pub(super) posted: u8,
+    pub(crate) posted: u8,
     /// Completions of sends.
-    pub(super) completed: u8,
+    pub(crate) completed: u8,
     /// Those of them without an error.
-    pub(super) succeeded: u8,
+    pub(crate) succeeded: u8,
     /// Messages received.
-    pub(super) received: u8,
+    pub(crate) received: u8,
     /// It ended the connection itself.
-    pub(super) ended_it: bool,
+    pub(crate) ended_it: bool,
     /// It has rejected or destroyed it: it does not want to hear of it again.
-    pub(super) forgotten: bool,
+    pub(crate) forgotten: bool,
     /// It has said that it takes longer.
-    pub(super) delayed: bool,
+    pub(crate) delayed: bool,
     /// The connection manager has said how it ended.
-    pub(super) told_end: bool,
+    pub(crate) told_end: bool,
     /// And that the queue pair may be used again.
-    pub(super) exited: bool,
+    pub(crate) exited: bool,
 }
 
 impl App {
-    pub(super) const fn new(phase: Phase) -> Self {
+    pub(crate) const fn new(phase: Phase) -> Self {
         Self {
             phase,
             posted: 0,
@@ -115,7 +128,7 @@ impl App {
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
 }
