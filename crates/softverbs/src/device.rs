@@ -16,7 +16,7 @@ use softverbs_wire::num::Gid;
 
 pub(crate) use attr::limits;
 pub use attr::{AtomicCap, DeviceAttr, DeviceCapFlags, IbMtu, LinkLayer, PortAttr, PortState};
-pub use choice::{chosen_devices, devices_by};
+pub use choice::{chosen_devices, devices_by, transport_of_environment};
 pub use identity::Identity;
 
 use crate::error::{Error, Result};

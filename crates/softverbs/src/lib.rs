@@ -117,7 +117,7 @@ pub use self::context::{Context, Pd};
 pub use self::cq::Cq;
 pub use self::device::{
     AtomicCap, Device, DeviceAttr, DeviceCapFlags, IbMtu, Identity, LinkLayer, PortAttr, PortState,
-    Transport, chosen_devices, devices, devices_by,
+    Transport, chosen_devices, devices, devices_by, transport_of_environment,
 };
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::mr::{Mr, Rereg};

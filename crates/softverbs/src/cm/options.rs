@@ -7,12 +7,9 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use softverbs_proto::iwarp::stream::FpduSizing;
 
-use crate::device::{IbMtu, Transport};
+use crate::device::{IbMtu, Transport, transport_of_environment};
 use crate::engine::sys;
 use crate::error::Result;
-
-/// Names the transport of identifiers that do not choose one.
-const ENVIRONMENT: &str = "SOFTVERBS_TRANSPORT";
 
 /// One option of an identifier; set before `connect` or `listen`. What a listener has, its
 /// connections inherit.
@@ -20,7 +17,7 @@ const ENVIRONMENT: &str = "SOFTVERBS_TRANSPORT";
 #[non_exhaustive]
 pub enum CmOption {
     /// The transport (default: what the environment variable `SOFTVERBS_TRANSPORT` says, `iwarp`
-    /// or `roce`, else iWARP). Before `bind_addr` and `resolve_addr`.
+    /// or `roce`; else, and if it says `both`, iWARP). Before `bind_addr` and `resolve_addr`.
     Transport(Transport),
     /// Ask for CRC (default: no). It is used if either end asks.
     Crc(bool),
@@ -157,12 +154,9 @@ impl Options {
 
     /// What an identifier starts with.
     pub(super) fn of_environment() -> Result<Self> {
-        let transport = match std::env::var(ENVIRONMENT) {
-            Ok(name) if !name.is_empty() => name.parse()?,
-            _ => Transport::Iwarp,
-        };
+        let transport = transport_of_environment()?;
         Ok(Self {
-            transport,
+            transport: transport.unwrap_or(Transport::Iwarp),
             ..Self::default()
         })
     }

@@ -20,7 +20,7 @@ struct Choice {
 
 /// The devices that the environment chooses, for programs that do not choose by themselves:
 ///
-/// * `SOFTVERBS_TRANSPORT`: `iwarp` or `roce`; those of this transport only;
+/// * `SOFTVERBS_TRANSPORT`: `iwarp` or `roce`; those of this transport only (`both`, as nothing: all);
 /// * `SOFTVERBS_ADDR`: addresses with commas between them; only interfaces that own one of them, in
 ///   this order.
 ///
@@ -43,12 +43,29 @@ pub fn devices_by(transport: Option<Transport>, addresses: &[IpAddr]) -> Result<
     choice.of(devices()?)
 }
 
+/// The transport that `SOFTVERBS_TRANSPORT` names; none if it is not set, or says `both`.
+///
+/// An error if it says something else.
+pub fn transport_of_environment() -> Result<Option<Transport>> {
+    transport_of(&std::env::var(TRANSPORT).unwrap_or_default())
+}
+
+fn transport_of(value: &str) -> Result<Option<Transport>> {
+    match value {
+        "" | "both" => Ok(None),
+        name => match Transport::from_str(name) {
+            Ok(transport) => Ok(Some(transport)),
+            Err(_) => {
+                let why = format!("{name:?} is not iwarp, roce or both");
+                Err(Error::invalid(TRANSPORT, why))
+            }
+        },
+    }
+}
+
 impl Choice {
     fn parse(transport: &str, addresses: &str) -> Result<Self> {
-        let transport = match transport {
-            "" => None,
-            name => Some(Transport::from_str(name)?),
-        };
+        let transport = transport_of(transport)?;
         let addresses = addresses
             .split(',')
             .map(str::trim)
@@ -124,6 +141,7 @@ mod tests {
     fn by_transport() {
         let expected = ["roce_nic-a", "roce_nic-b", "roce_lo"];
         assert_eq!(names("roce", "").unwrap(), expected);
+        assert_eq!(names("both", "").unwrap(), names("", "").unwrap());
     }
 
     #[test]
@@ -140,7 +158,10 @@ mod tests {
     #[test]
     fn errors_name_what_is_wrong() {
         let error = names("rdma", "").unwrap_err().to_string();
-        assert!(error.contains("\"rdma\" is not iwarp or roce"), "{error}");
+        assert!(
+            error.contains("SOFTVERBS_TRANSPORT: \"rdma\" is not iwarp, roce or both"),
+            "{error}"
+        );
         let error = names("", "10.0.0.1,eth0").unwrap_err().to_string();
         assert!(error.contains("SOFTVERBS_ADDR: \"eth0\""), "{error}");
         let error = names("", "10.9.9.9").unwrap_err();

@@ -9,6 +9,10 @@ use std::time::Duration;
 use super::kind::{Direction, Kind, Kinds};
 use super::plan::{Action, LogTo, Plan, Rule, UNITS, Which};
 
+/// Copies of one packet: more is a flood in which nothing else gets through, and what sends them
+/// does nothing else meanwhile.
+const MOST_COPIES: u32 = 100;
+
 /// What is wrong with a plan, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
@@ -113,7 +117,7 @@ impl Plan {
     ///         | "partition" [ ":" TIME ] | "reset" | "split:" N | "log"
     /// ```
     ///
-    /// Kinds are the names of [`Kind`]; an IPv6 address stands in brackets; a time has a unit, `s`,
+    /// There is a rule, at least one. Kinds are the names of [`Kind`]; an IPv6 address stands in brackets; a time has a unit, `s`,
     /// `ms`, `us` or `ns`. `docs/faults.md` tells what all this means.
     ///
     /// ```
@@ -178,6 +182,9 @@ fn plan(spec: Part<'_>) -> Parsed<Plan> {
             }
             _ => plan.rules.push(rule(left, right)?),
         }
+    }
+    if plan.rules.is_empty() {
+        return spec.fail("no rule says what is to happen: KIND[:WHICH]=ACTION");
     }
     Ok(plan)
 }
@@ -309,7 +316,13 @@ fn action_of(part: Part<'_>) -> Parsed<Action> {
         "log" => bare(Action::Log)?,
         "drop" => bare(Action::Drop)?,
         "reset" => bare(Action::Reset)?,
-        "dup" => Action::Duplicate(one()?),
+        "dup" => match one()? {
+            copies @ ..=MOST_COPIES => Action::Duplicate(copies),
+            copies => {
+                let why = format!("{copies} copies of a packet: {MOST_COPIES} at most");
+                return argument.unwrap_or(part).fail(why);
+            }
+        },
         "reorder" => Action::Reorder(one()?),
         "corrupt" => Action::Corrupt(match argument {
             None => None,

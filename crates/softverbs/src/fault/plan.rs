@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::kind::{Carrier, Direction, Kind, Kinds};
+use crate::device::Transport;
 
 /// Rules, the seed of their dice and where to log; see [`parse`](Self::parse) for how they are
 /// written. `Display` writes them so that they can be read again.
@@ -18,6 +19,18 @@ pub struct Plan {
     pub seed: u64,
     /// Where each fault is logged, one line each.
     pub log: Option<LogTo>,
+}
+
+impl Plan {
+    /// The first rule that never acts over a transport, since it is about frames of the other one.
+    pub fn idle_over(&self, transport: Transport) -> Option<&Rule> {
+        let other = match transport {
+            Transport::Iwarp => Carrier::Datagram,
+            Transport::Roce => Carrier::Stream,
+        };
+        let is_idle = |rule: &&Rule| rule.kinds.iter().all(|kind| kind.carrier() == other);
+        self.rules.iter().find(is_idle)
+    }
 }
 
 /// Where faults are logged.

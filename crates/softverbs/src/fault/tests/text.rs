@@ -45,7 +45,8 @@ const PLANS: &[(&str, &str)] = &[
         "log=/tmp/some file:1,rtu=drop",
         "rtu=drop,log=/tmp/some file:1",
     ),
-    ("seed=18446744073709551615", ""),
+    ("rtu=drop,seed=18446744073709551615", ""),
+    ("packet=dup:100", ""),
 ];
 
 #[test]
@@ -87,6 +88,20 @@ fn what_is_meant() {
     assert_eq!(plan, expected);
 }
 
+#[test]
+fn rules_that_a_transport_has_no_frames_for() {
+    use crate::device::Transport::{Iwarp, Roce};
+    let idle = |text: &str, transport| {
+        let plan = Plan::parse(text).unwrap();
+        let rule = plan.idle_over(transport);
+        rule.map(ToString::to_string)
+    };
+    assert_eq!(idle("rtu=drop,fpdu=log", Iwarp), Some("rtu=drop".into()));
+    assert_eq!(idle("rtu=drop,fpdu=log", Roce), Some("fpdu=log".into()));
+    assert_eq!(idle("packet+frame=delay:1ms,any=log", Iwarp), None);
+    assert_eq!(idle("packet+frame=delay:1ms,any=log", Roce), None);
+}
+
 /// A wrong plan, the part that is to blame, and a word of the reason.
 const WRONG: &[(&str, &str, &str)] = &[
     ("", "", "a rule is missing"),
@@ -116,6 +131,10 @@ const WRONG: &[(&str, &str, &str)] = &[
     ("rtu=dorp", "dorp", "not an action"),
     ("rtu=drop:1", "1", "takes nothing"),
     ("rtu=dup:0", "0", "from 1 on"),
+    ("rtu=dup:101", "101", "100 at most"),
+    ("rtu=dup:4294967295", "4294967295", "100 at most"),
+    ("seed=1", "seed=1", "no rule"),
+    ("log=stderr,seed=1", "log=stderr,seed=1", "no rule"),
     ("rtu=delay", "delay", "wants a time"),
     ("rtu=delay:5", "5", "not a time"),
     ("rtu=delay:5min", "5min", "not a time"),
