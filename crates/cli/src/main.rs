@@ -23,7 +23,7 @@ use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
-use softverbs::fault;
+use softverbs::{Transport, fault};
 
 use crate::args::Args;
 use crate::failure::{Failure, Outcome};
@@ -48,11 +48,11 @@ fn run(plan: &Plan) -> Outcome<()> {
         Plan::Devices { verbose, json } => devices::run(*verbose, *json),
         Plan::Traffic(plan) => {
             interrupt::install()?;
-            disturbed(plan.fault.as_ref(), || traffic::run(plan))
+            disturbed(plan.fault.as_ref(), plan.transport, || traffic::run(plan))
         }
         Plan::Ping(plan) => {
             interrupt::install()?;
-            disturbed(plan.fault.as_ref(), || ping::run(plan))
+            disturbed(plan.fault.as_ref(), plan.transport, || ping::run(plan))
         }
         Plan::Run(args) => dropin::run(args),
         Plan::Env(args) => dropin::env(args),
@@ -62,8 +62,17 @@ fn run(plan: &Plan) -> Outcome<()> {
 }
 
 /// Runs with faults, and tells on stderr how many there were.
-fn disturbed(faults: Option<&fault::Plan>, run: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
+fn disturbed(
+    faults: Option<&fault::Plan>,
+    transport: Option<Transport>,
+    run: impl FnOnce() -> Outcome<()>,
+) -> Outcome<()> {
     if let Some(faults) = faults {
+        let transport = match transport {
+            Some(transport) => transport,
+            None => softverbs::transport_of_environment()?.unwrap_or(Transport::Iwarp),
+        };
+        plan::check_fault(faults, transport, "--fault")?;
         fault::install(faults).map_err(|error| Failure::usage(error.to_string()))?;
     }
     let outcome = run();

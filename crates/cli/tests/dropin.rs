@@ -114,6 +114,105 @@ fn faults_are_checked_and_passed_on() {
     sv("run --fault rtu:first=lose -- true").usage("lose");
 }
 
+/// The variables that say what a program sees, as it finds them.
+const SHOW: &str = "echo \"$SOFTVERBS_TRANSPORT|$SOFTVERBS_ADDR|$SOFTVERBS_AS|$SOFTVERBS_FAULT\"";
+
+/// `softverbs run` in an environment.
+fn run_in(environment: &[(&str, &str)], options: &str) -> Ended {
+    let mut command = softverbs(&format!("run {options} -- sh -c"));
+    command.arg(SHOW).envs(environment.iter().copied());
+    run(command)
+}
+
+#[test]
+fn options_count_more_than_the_environment_and_that_more_than_the_default() {
+    let set = [
+        ("SOFTVERBS_TRANSPORT", "iwarp"),
+        ("SOFTVERBS_ADDR", "127.0.0.1,::1"),
+        ("SOFTVERBS_AS", "rxe"),
+        ("SOFTVERBS_FAULT", "any=delay:1ms,seed=3"),
+    ];
+    let inherited = "iwarp|127.0.0.1,::1|rxe|any=delay:1ms,seed=3\n";
+    assert_eq!(run_in(&set, "").ok(), inherited);
+    let options = "--transport both --addr 127.0.0.1 --as softverbs --fault packet=log";
+    let chosen = "both|127.0.0.1|softverbs|packet=log\n";
+    assert_eq!(run_in(&set, options).ok(), chosen);
+    // One run inside another: nothing is lost.
+    let nested = format!("{} run -- sh -c '{SHOW}'", env!("CARGO_BIN_EXE_softverbs"));
+    assert_eq!(run_sh(options, &nested).ok(), chosen);
+    assert_eq!(run_in(&[], "").ok(), "roce|||\n");
+    let empty = set.map(|(name, _)| (name, ""));
+    assert_eq!(run_in(&empty, "").ok(), "roce|||\n");
+}
+
+#[test]
+fn what_the_environment_says_is_checked() {
+    for (name, value, why) in [
+        (
+            "SOFTVERBS_TRANSPORT",
+            "rdma",
+            "SOFTVERBS_TRANSPORT: \"rdma\"",
+        ),
+        ("SOFTVERBS_ADDR", "eth0", "SOFTVERBS_ADDR: `eth0`"),
+        ("SOFTVERBS_AS", "mlx4", "SOFTVERBS_AS: \"mlx4\""),
+        ("SOFTVERBS_FAULT", "rtu=dorp", "SOFTVERBS_FAULT: `dorp`"),
+        ("SOFTVERBS_FAULT", "fpdu=log", "SOFTVERBS_FAULT: `fpdu=log`"),
+    ] {
+        run_in(&[(name, value)], "").usage(why);
+        let mut command = softverbs("env");
+        command.env(name, value);
+        run(command).usage(why);
+    }
+    run_in(&[("SOFTVERBS_ADDR", "203.0.113.77")], "").failed("203.0.113.77");
+    // An option takes the place of what is wrong.
+    run_in(&[("SOFTVERBS_TRANSPORT", "rdma")], "--transport iwarp").ok();
+}
+
+#[test]
+fn faults_that_nothing_would_come_of_are_refused() {
+    for (options, why) in [
+        (
+            "--transport iwarp --fault packet:1%=drop",
+            "is about RoCE packets",
+        ),
+        ("--fault fpdu:3=reset", "is about iWARP frames"),
+        ("--fault seed=7", "no rule"),
+        ("--fault packet=dup:4000000", "100 at most"),
+        (
+            "--fault rtu=drop,log=/no/such/folder/log",
+            "/no/such/folder/log",
+        ),
+    ] {
+        sv(&format!("run {options} -- true")).usage(why);
+        sv(&format!("env {options}")).usage(why);
+    }
+    sv("run --transport both --fault packet:1%=drop,fpdu=log -- true").ok();
+}
+
+#[test]
+fn the_log_of_faults_is_where_the_command_was_started() {
+    let folder = Folder::new("fault-log");
+    let mut command = softverbs("run --fault packet=log,log=faults.log -- sh -c");
+    command
+        .arg("cd / && echo $SOFTVERBS_FAULT")
+        .current_dir(&folder.0);
+    let log = fs::canonicalize(&folder.0).unwrap().join("faults.log");
+    let expected = format!("packet=log,log={}\n", log.display());
+    assert_eq!(run(command).ok(), expected);
+    assert!(log.exists());
+}
+
+#[test]
+fn a_mistyped_option_is_no_program() {
+    for line in [
+        "run --fualt packet:1%=drop -- true",
+        "run -x true",
+        "run -- -x",
+    ] {
+        sv(line).usage("no option of softverbs run");
+    }
+}
+
 #[test]
 fn arguments_and_exit_status_pass_through() {
     let mut command = softverbs("run -- sh -c");
@@ -161,10 +260,134 @@ fn what_cannot_be_run_says_why() {
 }
 
 #[test]
+fn what_is_there_but_cannot_run_is_not_called_missing() {
+    let folder = Folder::new("exit-status");
+    let write = |name: &str, text: &str, mode: u32| {
+        let path = folder.0.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path.display().to_string()
+    };
+    let lost = write("lost", "#!/no/such/interpreter -x\n", 0o755);
+    let text = write("only-text", "no program\n", 0o644);
+    let here = folder.0.display().to_string();
+
+    let ended = sv(&format!("run -- {lost}"));
+    assert_eq!(ended.code, Some(126), "{ended:?}");
+    assert!(ended.err.contains("its interpreter /no/such/interpreter"));
+    let out = sv(&format!("doctor {lost}"));
+    assert!(
+        out.out.contains("/no/such/interpreter, is not there"),
+        "{out:?}"
+    );
+    out.failed("problem");
+    let out = sv(&format!("doctor {text}"));
+    assert!(out.out.contains("is not executable"), "{out:?}");
+    out.failed("problem");
+    let out = sv(&format!("doctor {here}"));
+    assert!(out.out.contains("is a folder"), "{out:?}");
+    out.failed("problem");
+
+    // Found on the way, as shells do.
+    let mut command = softverbs("run -- only-text");
+    command.env("PATH", &here);
+    let ended = run(command);
+    assert_eq!(ended.code, Some(126), "{ended:?}");
+    assert!(ended.err.contains("ermission denied"), "{ended:?}");
+}
+
+#[test]
+fn a_folder_that_may_not_be_searched() {
+    let folder = Folder::new("closed");
+    let closed = folder.0.join("closed");
+    fs::create_dir_all(&closed).unwrap();
+    let program = closed.join("program");
+    fs::write(&program, "#!/bin/sh\n").unwrap();
+    let softverbs = folder.0.join("softverbs");
+    fs::copy(env!("CARGO_BIN_EXE_softverbs"), &softverbs).unwrap();
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_softverbs"));
+    let library = folder.0.join("library.so");
+    fs::copy(
+        built.with_file_name("deps").join("libsoftverbs_cabi.so"),
+        &library,
+    )
+    .unwrap();
+    for (path, mode) in [(&folder.0, 0o755), (&library, 0o755), (&closed, 0o600)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    // Root may search every folder.
+    let mut command = if is_root() {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+            .arg(&softverbs);
+        command
+    } else {
+        Command::new(&softverbs)
+    };
+    command
+        .args(["run", "--"])
+        .arg(&program)
+        .env("SOFTVERBS_LIBRARY", &library)
+        .env_remove("XDG_RUNTIME_DIR");
+    let ended = run(command);
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(ended.code, Some(126), "{ended:?}");
+    assert!(ended.err.contains("ermission denied"), "{ended:?}");
+}
+
+fn is_root() -> bool {
+    sh("id -u").ok().trim() == "0"
+}
+
+#[test]
 fn a_library_that_is_elsewhere() {
-    let mut command = softverbs("run -- ibv_devices");
-    command.env("SOFTVERBS_LIBRARY", "/no/such/library");
-    run(command).failed("/no/such/library");
+    let folder = Folder::new("elsewhere");
+    let text = folder.0.join("text.so");
+    fs::write(&text, "no library").unwrap();
+    let rdma_core = sh("ls /usr/lib/*/libibverbs.so.1 | head -n 1").ok();
+    for (library, why) in [
+        ("/no/such/library", "/no/such/library"),
+        (text.to_str().unwrap(), "is no ELF file"),
+        (
+            env!("CARGO_BIN_EXE_softverbs"),
+            "is not this software's library",
+        ),
+        (rdma_core.trim(), "is not this software's library"),
+        ("/tmp", "/tmp"),
+    ] {
+        let mut command = softverbs("run -- ibv_devices");
+        command.env("SOFTVERBS_LIBRARY", library);
+        run(command).failed(why);
+    }
+}
+
+#[test]
+fn names_of_libraries_that_are_gone_go_too() {
+    let folder = Folder::new("stale");
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_softverbs"));
+    let built = built.with_file_name("deps").join("libsoftverbs_cabi.so");
+    let run_time = folder.0.join("run");
+    fs::create_dir_all(&run_time).unwrap();
+    fs::set_permissions(&run_time, fs::Permissions::from_mode(0o700)).unwrap();
+    let names = |count: usize| {
+        let library = folder.0.join(format!("library-{count}.so"));
+        fs::copy(&built, &library).unwrap();
+        let mut command = softverbs("run -- true");
+        command
+            .env("SOFTVERBS_LIBRARY", &library)
+            .env("XDG_RUNTIME_DIR", &run_time);
+        run(command).ok();
+        let folders = fs::read_dir(run_time.join("softverbs-lib"))
+            .unwrap()
+            .count();
+        (library, folders)
+    };
+    let (first, folders) = names(1);
+    assert_eq!(folders, 1);
+    assert_eq!(names(2).1, 2, "both libraries are there");
+    fs::remove_file(first).unwrap();
+    assert_eq!(names(3).1, 2, "what the first one left is gone");
 }
 
 #[test]
@@ -213,12 +436,26 @@ fn the_environment_for_shells() {
     ))
     .ok();
     assert_eq!(device_names(&out), ["roce_lo"]);
-    // What was chosen before is taken back.
+    // What was chosen before stays until something else is.
     let out = sh(&format!(
         "eval \"$({softverbs} env --as rxe)\"; eval \"$({softverbs} env --transport both)\"; \
-         echo \"[$SOFTVERBS_AS$SOFTVERBS_TRANSPORT]\""
+         {SHOW}; eval \"$({softverbs} env --as softverbs)\"; {SHOW}"
     ));
-    assert_eq!(out.ok(), "[]\n");
+    assert_eq!(out.ok(), "both||rxe|\nboth||softverbs|\n");
+    // Every reader gets the same.
+    let lines = |shell: &str| {
+        let mut command = common::softverbs(&format!("env --shell {shell} --as rxe"));
+        command.env("SOFTVERBS_FAULT", "packet=log");
+        run(command).ok().lines().count()
+    };
+    for shell in ["sh", "fish", "csh", "plain"] {
+        assert_eq!(lines(shell), 5, "{shell}");
+    }
+    let spaced = Folder::new("a space");
+    let plan = format!("packet=log,log={}/a b", spaced.0.display());
+    let mut command = common::softverbs("env --mpirun");
+    command.env("SOFTVERBS_FAULT", plan);
+    run(command).usage("no space");
     let options = sv("env --mpirun --as mlx5").ok();
     let words: Vec<&str> = options.split_whitespace().collect();
     assert!(
@@ -342,8 +579,8 @@ fn the_doctor_tells_what_is_wrong_with_a_program() {
     let ended = sv(&format!("doctor {}", program.display()));
     assert!(ended.out.contains("PROBLEM  program: "), "{}", ended.out);
     assert!(ended.out.contains("linked statically"), "{}", ended.out);
-    ended.failed("1 problem");
-    sv("doctor no-such-program").failed("1 problem");
+    ended.failed("problem");
+    sv("doctor no-such-program").failed("problem");
     let out = sv("doctor true").ok();
     assert!(out.contains("note     program: "), "{out}");
 }

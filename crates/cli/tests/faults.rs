@@ -87,7 +87,7 @@ fn a_wrong_plan_is_refused() {
         );
         ended.usage("`frist` is not a choice of frames");
     }
-    let nowhere = "--fault rtu=drop,log=/no/such/folder/log";
+    let nowhere = "--fault any=log,log=/no/such/folder/log";
     sv(&format!("bw {nowhere}")).usage("/no/such/folder/log");
     for transport in ["roce", "iwarp"] {
         let line = format!("ping 127.0.0.1 -p 1 -C 1 --transport {transport}");
@@ -99,6 +99,10 @@ fn a_wrong_plan_is_refused() {
             "{ended:#?}"
         );
         assert_eq!(ended.code, Some(1));
+    }
+    for command in ["bw", "lat", "ping 127.0.0.1 -C 1", "bw --server -p 0"] {
+        sv(&format!("{command} --fault packet:1%=drop")).usage("is about RoCE packets");
+        sv(&format!("{command} --fault fpdu:3=reset --transport roce")).usage("about iWARP frames");
     }
     // The option counts more than the environment.
     let line = "ping 127.0.0.1 -p 1 -C 1 --transport roce --fault rtu=drop";

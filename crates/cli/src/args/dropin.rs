@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use softverbs::Identity;
 use softverbs::fault::Plan;
+use softverbs::{Identity, Transport};
 
 use super::parse_fault;
 
@@ -26,7 +26,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) sysfs: bool,
 
-    /// The program and its arguments
+    /// The program and its arguments. Its name does not begin with a dash: what does is an option
+    /// (./-NAME is a file)
     #[arg(
         value_name = "PROGRAM",
         required = true,
@@ -39,7 +40,8 @@ pub(crate) struct RunArgs {
 const RUN_EXAMPLES: &str = "\
 Examples:
   softverbs run -- ibv_devinfo -v
-  softverbs run -- rping -s -a 127.0.0.1 & softverbs run -- rping -c -a 127.0.0.1 -C 3 -v
+  softverbs run -- rping -s -a 127.0.0.1            in one terminal, and in another:
+  softverbs run -- rping -c -a 127.0.0.1 -C 3 -v
   softverbs run --transport iwarp -- ib_write_bw -R
   softverbs run --sysfs -- ucx_info -d
   mpirun $(softverbs env --mpirun) ...      see softverbs env
@@ -49,7 +51,7 @@ library is not found or the view cannot be made, 2 wrong usage.";
 
 /// Print the environment in which programs run on this software
 ///
-/// For shells: eval \"$(softverbs env)\". For Open MPI: mpirun $(softverbs env --mpirun).
+/// For shells: `eval "$(softverbs env)"`. For Open MPI: `mpirun $(softverbs env --mpirun) ...`.
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
     #[command(flatten)]
@@ -78,25 +80,27 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// What the program is to see.
+/// What the program is to see. What is not given is as in the environment, if it says something
+/// there: SOFTVERBS_TRANSPORT, SOFTVERBS_ADDR, SOFTVERBS_AS, SOFTVERBS_FAULT.
 #[derive(Debug, Args)]
 pub(crate) struct ChoiceArgs {
     /// Which devices there are, and what the RDMA CM uses: `both` lists the devices of both
-    /// transports, and leaves the RDMA CM with iWARP
-    #[arg(long, value_enum, default_value_t = DropInTransport::Roce)]
-    pub(crate) transport: DropInTransport,
+    /// transports, and leaves the RDMA CM with iWARP [default: $SOFTVERBS_TRANSPORT, or roce]
+    #[arg(long, value_enum)]
+    pub(crate) transport: Option<DropInTransport>,
 
     /// Only the devices of interfaces that own one of these addresses, in this order
+    /// [default: $SOFTVERBS_ADDR, or all]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(crate) addr: Vec<IpAddr>,
 
     /// Vendor and part number that the devices report, for programs that choose their features
-    /// by them
-    #[arg(long = "as", value_name = "NAME", default_value = Identity::Softverbs.name(), value_parser = identity())]
-    pub(crate) identity: Identity,
+    /// by them [default: $SOFTVERBS_AS, or softverbs]
+    #[arg(long = "as", value_name = "NAME", value_parser = identity())]
+    pub(crate) identity: Option<Identity>,
 
     /// Disturb the traffic: for example `rtu:first=drop` or `packet:1%=drop,seed=7`; see
-    /// docs/faults.md
+    /// docs/faults.md [default: $SOFTVERBS_FAULT, or nothing]
     #[arg(long, value_name = "PLAN", value_parser = parse_fault)]
     pub(crate) fault: Option<Plan>,
 }
@@ -110,6 +114,34 @@ pub(crate) enum DropInTransport {
     Iwarp,
     /// Both
     Both,
+}
+
+impl From<Transport> for DropInTransport {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Roce => Self::Roce,
+            Transport::Iwarp => Self::Iwarp,
+        }
+    }
+}
+
+impl DropInTransport {
+    /// As in `SOFTVERBS_TRANSPORT`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self.only() {
+            Some(transport) => transport.name(),
+            None => "both",
+        }
+    }
+
+    /// The transport, if it is one.
+    pub(crate) const fn only(self) -> Option<Transport> {
+        match self {
+            Self::Roce => Some(Transport::Roce),
+            Self::Iwarp => Some(Transport::Iwarp),
+            Self::Both => None,
+        }
+    }
 }
 
 fn identity() -> impl TypedValueParser<Value = Identity> {

@@ -13,6 +13,21 @@ pub(super) fn examine(name: &OsStr, library: &Library) -> Vec<Finding> {
         Err(failure) => return vec![Finding::problem("program", failure.to_string(), "")],
     };
     let shown = path.display();
+    if path.is_dir() {
+        return vec![Finding::problem(
+            "program",
+            format!("{shown} is a folder"),
+            "",
+        )];
+    }
+    if !program::is_executable(&path) {
+        let text = format!("{shown} is not executable");
+        return vec![Finding::problem("program", text, "chmod +x makes it so")];
+    }
+    if let Some(interpreter) = program::missing_interpreter(&path) {
+        let text = format!("the interpreter of {shown}, {interpreter}, is not there");
+        return vec![Finding::problem("program", text, "")];
+    }
     match program::obstacle(&path) {
         Ok(None) => {}
         Ok(Some(why)) => {

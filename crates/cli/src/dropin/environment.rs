@@ -2,59 +2,144 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::net::IpAddr;
 use std::process::Command;
 
+use softverbs::fault::{self, LogTo, Plan};
 use softverbs::{Device, Identity};
 
 use super::Library;
 use crate::args::{ChoiceArgs, DropInTransport, ShellArg};
 use crate::failure::{Failure, Outcome};
+use crate::plan::check_fault;
 
-/// Variables and what they are to be; nothing means that they must not be set.
+const ADDRESSES: &str = "SOFTVERBS_ADDR";
+const IDENTITY: &str = "SOFTVERBS_AS";
+const TRANSPORT: &str = "SOFTVERBS_TRANSPORT";
+
+/// Variables and what they are to be. None is ever taken away: a choice that is the library's own
+/// default is written out if somebody made it, so that it means the same however it is passed on.
 #[derive(Debug)]
 pub(crate) struct Environment {
-    variables: Vec<(&'static str, Option<String>)>,
-    choice: (DropInTransport, Vec<std::net::IpAddr>),
+    variables: Vec<(&'static str, String)>,
+    choice: Choice,
+}
+
+/// What the program is to see: an option counts more than a variable of the environment, and that
+/// more than the default.
+#[derive(Debug)]
+struct Choice {
+    transport: DropInTransport,
+    addresses: Vec<IpAddr>,
+    identity: Option<Identity>,
+    fault: Option<Plan>,
+}
+
+impl Choice {
+    fn new(args: &ChoiceArgs) -> Outcome<Self> {
+        let usage = |error: softverbs::Error| Failure::usage(error.to_string());
+        let transport = match (args.transport, variable(TRANSPORT)?) {
+            (Some(transport), _) => transport,
+            (None, None) => DropInTransport::Roce,
+            (None, Some(_)) => softverbs::transport_of_environment()
+                .map_err(usage)?
+                .map_or(DropInTransport::Both, DropInTransport::from),
+        };
+        let addresses = match variable(ADDRESSES)? {
+            Some(list) if args.addr.is_empty() => addresses(&list)?,
+            _ => args.addr.clone(),
+        };
+        let identity = match (args.identity, variable(IDENTITY)?) {
+            (None, Some(name)) => Some(name.parse().map_err(usage)?),
+            (identity, _) => identity,
+        };
+        let (fault, source) = match (&args.fault, variable(fault::VARIABLE)?) {
+            (None, Some(spec)) => {
+                let plan = Plan::parse(&spec);
+                let plan =
+                    plan.map_err(|error| Failure::usage(format!("{}: {error}", fault::VARIABLE)))?;
+                (Some(plan), fault::VARIABLE)
+            }
+            (plan, _) => (plan.clone(), "--fault"),
+        };
+        let fault = match fault {
+            Some(plan) => Some(checked(plan, transport, source)?),
+            None => None,
+        };
+        Ok(Self {
+            transport,
+            addresses,
+            identity,
+            fault,
+        })
+    }
+}
+
+/// The value of a variable, if it says something.
+fn variable(name: &str) -> Outcome<Option<String>> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value).filter(|value| !value.trim().is_empty())),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(Failure::usage(format!("{name}: {error}"))),
+    }
+}
+
+fn addresses(list: &str) -> Outcome<Vec<IpAddr>> {
+    let words = list
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty());
+    let parsed = words.map(|word| {
+        word.parse()
+            .map_err(|_| Failure::usage(format!("{ADDRESSES}: `{word}` is no IP address")))
+    });
+    parsed.collect()
+}
+
+/// A plan that can work: each of its rules has frames to act upon, and its log can be written,
+/// wherever the program goes.
+fn checked(mut plan: Plan, transport: DropInTransport, source: &str) -> Outcome<Plan> {
+    if let Some(transport) = transport.only() {
+        check_fault(&plan, transport, source)?;
+    }
+    if let Some(LogTo::File(file)) = &mut plan.log {
+        let cannot = |error| Failure::usage(format!("{source}: log: {}: {error}", file.display()));
+        *file = std::path::absolute(&file).map_err(cannot)?;
+        let cannot = |error| Failure::usage(format!("{source}: log: {}: {error}", file.display()));
+        let opened = OpenOptions::new().append(true).create(true).open(&file);
+        opened.map_err(cannot)?;
+    }
+    Ok(plan)
 }
 
 impl Environment {
-    /// The variables for a choice of the user's. An address that is not one of this machine is an
-    /// error here, not later in the program.
-    pub(crate) fn new(choice: &ChoiceArgs, library: &Library) -> Outcome<Self> {
-        let preload = library.preload()?;
-        let folder = library.folder()?;
-        let addresses: Vec<String> = choice.addr.iter().map(ToString::to_string).collect();
-        let identity = choice.identity;
-        let variables = vec![
+    /// The variables for a choice of the user's. What is wrong with it is an error here, not later
+    /// in the program.
+    pub(crate) fn new(args: &ChoiceArgs, library: &Library) -> Outcome<Self> {
+        let choice = Choice::new(args)?;
+        let preload = in_front("LD_PRELOAD", &library.preload()?, &[':', ' '])?;
+        let path = in_front("LD_LIBRARY_PATH", &library.folder()?, &[':', ';'])?;
+        let addresses: Vec<String> = choice.addresses.iter().map(ToString::to_string).collect();
+        let variables = [
+            ("LD_PRELOAD", Some(preload)),
+            ("LD_LIBRARY_PATH", Some(path)),
+            (TRANSPORT, Some(choice.transport.name().to_owned())),
             (
-                "LD_PRELOAD",
-                Some(in_front("LD_PRELOAD", &preload, &[':', ' '])?),
-            ),
-            (
-                "LD_LIBRARY_PATH",
-                Some(in_front("LD_LIBRARY_PATH", &folder, &[':', ';'])?),
-            ),
-            (
-                "SOFTVERBS_TRANSPORT",
-                choice.transport.variable().map(String::from),
-            ),
-            (
-                "SOFTVERBS_ADDR",
+                ADDRESSES,
                 Some(addresses.join(",")).filter(|text| !text.is_empty()),
             ),
+            (IDENTITY, choice.identity.map(|name| name.name().to_owned())),
             (
-                "SOFTVERBS_FAULT",
+                fault::VARIABLE,
                 choice.fault.as_ref().map(ToString::to_string),
             ),
-            (
-                "SOFTVERBS_AS",
-                Some(identity.name().to_owned()).filter(|_| identity != Identity::Softverbs),
-            ),
         ];
-        let environment = Self {
-            variables,
-            choice: (choice.transport, choice.addr.clone()),
-        };
+        let variables = variables
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect();
+        let environment = Self { variables, choice };
         if environment.devices()?.is_empty() {
             return Err(Failure::run(
                 "no network interface is up and has an address",
@@ -65,41 +150,40 @@ impl Environment {
 
     /// The devices that the program will see, in its order.
     pub(crate) fn devices(&self) -> Outcome<Vec<Device>> {
-        let (transport, addresses) = &self.choice;
-        let transport = transport.variable().map(str::parse).transpose()?;
-        Ok(softverbs::devices_by(transport, addresses)?)
+        let transport = self.choice.transport.only();
+        Ok(softverbs::devices_by(transport, &self.choice.addresses)?)
+    }
+
+    /// Whose numbers they report.
+    pub(crate) fn identity(&self) -> Identity {
+        self.choice.identity.unwrap_or_default()
     }
 
     /// Sets them for a program.
     pub(crate) fn apply(&self, command: &mut Command) {
-        for (name, value) in &self.variables {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
     }
 
     /// As commands of a shell.
     pub(crate) fn script(&self, shell: ShellArg) -> String {
         self.variables
             .iter()
-            .filter_map(|(name, value)| match value {
-                Some(value) => Some(shell.assignment(name, value)),
-                None => env::var_os(name).map(|_| shell.removal(name)),
-            })
+            .map(|(name, value)| shell.assignment(name, value))
             .collect()
     }
 
-    /// As options of Open MPI's mpirun. None of the values has spaces in it, unless a
-    /// log file of a fault plan has.
-    pub(crate) fn mpirun(&self) -> String {
-        let options: Vec<String> = self
-            .variables
-            .iter()
-            .filter_map(|(name, value)| Some(format!("-x {name}={}", value.as_ref()?)))
-            .collect();
-        options.join(" ")
+    /// As options of Open MPI's mpirun. The shell takes them apart at spaces: none of the values has
+    /// one, unless the log file of a fault plan has.
+    pub(crate) fn mpirun(&self) -> Outcome<String> {
+        let mut options = Vec::new();
+        for (name, value) in &self.variables {
+            if value.contains(char::is_whitespace) {
+                let why = format!("--mpirun: {name} must have no space in it: `{value}`");
+                return Err(Failure::usage(why));
+            }
+            options.push(format!("-x {name}={value}"));
+        }
+        Ok(options.join(" "))
     }
 }
 

@@ -1,11 +1,13 @@
 //! Where the library is that takes the place of rdma-core's.
 
 use std::env;
+use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
+use super::program::Loading;
 use crate::failure::{Failure, Outcome};
 
 /// Names the library's file, for whoever keeps it elsewhere.
@@ -32,13 +34,13 @@ impl Library {
     pub(crate) fn find() -> Outcome<Self> {
         if let Some(file) = env::var_os(VARIABLE).filter(|file| !file.is_empty()) {
             let file = PathBuf::from(file);
-            return match fs::canonicalize(&file) {
-                Ok(file) => Ok(Self { file }),
-                Err(error) => {
-                    let file = file.display();
-                    Err(Failure::run(format!("{VARIABLE}={file}: {error}")))
-                }
+            let wrong = |why: &dyn fmt::Display| {
+                Failure::run(format!("{VARIABLE}={}: {why}", file.display()))
             };
+            let found = fs::canonicalize(&file).map_err(|error| wrong(&error))?;
+            // The loader passes over what it cannot preload, and the program finds no device.
+            check(&found).map_err(|why| wrong(&why))?;
+            return Ok(Self { file: found });
         }
         let program = env::current_exe()
             .map_err(|error| Failure::run(format!("where is this program? {error}")))?;
@@ -94,12 +96,13 @@ impl Library {
     }
 
     fn make(&self, folder: &Path) -> io::Result<()> {
+        let mut fresh = false;
         for folder in folder.parent().into_iter().chain([folder]) {
             // Programs of other users (sudo, setpriv) are to find the library, too.
-            match fs::DirBuilder::new().mode(0o755).create(folder) {
+            let made = match fs::DirBuilder::new().mode(0o755).create(folder) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
+                made => made.is_ok(),
+            };
             let found = fs::symlink_metadata(folder)?;
             // In a folder where anybody may write, somebody else may have been here first.
             if !found.is_dir()
@@ -109,6 +112,10 @@ impl Library {
                 let why = "is not a folder that belongs to this user alone";
                 return Err(io::Error::new(ErrorKind::PermissionDenied, why));
             }
+            fresh = made;
+        }
+        if let (true, Some(all)) = (fresh, folder.parent()) {
+            sweep(all);
         }
         for name in NAMES {
             let link = folder.join(name);
@@ -122,6 +129,44 @@ impl Library {
             fs::rename(&fresh, &link)?;
         }
         Ok(())
+    }
+}
+
+/// Whether a file is this software's library, and why not.
+fn check(file: &Path) -> Result<(), String> {
+    let loading = match Loading::of(file) {
+        Ok(Some(loading)) => loading,
+        Ok(None) => return Err("is no ELF file".into()),
+        Err(error) => return Err(error.to_string()),
+    };
+    if !loading.native {
+        return Err("is for another processor".into());
+    }
+    // rdma-core has the two in two files.
+    let ours = ["ibv_open_device", "rdma_create_id"];
+    let has = |name: &&str| loading.exports.iter().any(|export| export == name);
+    if !loading.shared || !ours.iter().all(has) {
+        return Err(format!("is not this software's library ({BUILT})"));
+    }
+    Ok(())
+}
+
+/// Removes what is left of libraries that are there no more. Failures do no harm: it stays.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_ours = entry.file_name().to_string_lossy().starts_with("lib-");
+        // Another process that makes one has not put its links there yet.
+        let leads_nowhere = |name: &str| {
+            let link = path.join(name);
+            link.is_symlink() && !link.exists()
+        };
+        if is_ours && NAMES.iter().all(|name| leads_nowhere(name)) {
+            for name in NAMES {
+                let _ = fs::remove_file(path.join(name));
+            }
+            let _ = fs::remove_dir(&path);
+        }
     }
 }
 

@@ -17,26 +17,33 @@ use std::process::Command;
 pub(crate) use environment::Environment;
 pub(crate) use library::Library;
 
-use crate::args::{DropInTransport, EnvArgs, RunArgs, ShellArg};
+use crate::args::{EnvArgs, RunArgs, ShellArg};
 use crate::failure::{Failure, Outcome};
 
 /// Becomes the program; returns only if that failed.
 pub(crate) fn run(args: &RunArgs) -> Outcome<()> {
-    let library = Library::find()?;
-    let environment = Environment::new(&args.choice, &library)?;
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::usage("no program"));
     };
+    // Else a mistyped option of ours would be "not found" as a program, which means something else.
+    if name.as_encoded_bytes().starts_with(b"-") {
+        return Err(Failure::usage(format!(
+            "`{0}` is no option of softverbs run (see --help); a program of this name: ./{0}",
+            name.display()
+        )));
+    }
+    let library = Library::find()?;
+    let environment = Environment::new(&args.choice, &library)?;
     let path = program::find(name)?;
     program::check_reach(&path)?;
     if args.sysfs {
-        let devices = environment.devices()?;
-        view::enter(&devices, args.choice.identity)?;
+        view::enter(&environment.devices()?, environment.identity())?;
     }
-    let mut command = Command::new(path);
+    let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
     environment.apply(&mut command);
-    Err(program::cannot_run(name, &command.exec()))
+    let error = command.exec();
+    Err(program::cannot_run(name, &path, &error))
 }
 
 /// Prints the variables.
@@ -45,22 +52,11 @@ pub(crate) fn env(args: &EnvArgs) -> Outcome<()> {
     let environment = Environment::new(&args.choice, &library)?;
     let mut out = stdout().lock();
     if args.mpirun {
-        writeln!(out, "{}", environment.mpirun())?;
+        writeln!(out, "{}", environment.mpirun()?)?;
     } else {
         write!(out, "{}", environment.script(args.shell))?;
     }
     Ok(())
-}
-
-impl DropInTransport {
-    /// What `SOFTVERBS_TRANSPORT` has to say; nothing for both.
-    const fn variable(self) -> Option<&'static str> {
-        match self {
-            Self::Roce => Some("roce"),
-            Self::Iwarp => Some("iwarp"),
-            Self::Both => None,
-        }
-    }
 }
 
 impl ShellArg {
@@ -74,16 +70,6 @@ impl ShellArg {
             ),
             Self::Csh => format!("setenv {name} {}\n", quoted(value, r"'\''")),
             Self::Plain => format!("{name}={value}\n"),
-        }
-    }
-
-    /// Its end.
-    fn removal(self, name: &str) -> String {
-        match self {
-            Self::Sh => format!("unset {name}\n"),
-            Self::Fish => format!("set -e {name}\n"),
-            Self::Csh => format!("unsetenv {name}\n"),
-            Self::Plain => String::new(),
         }
     }
 }

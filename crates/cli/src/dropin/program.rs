@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use goblin::elf::Elf;
-use goblin::elf::header::{EM_AARCH64, EM_X86_64};
+use goblin::elf::header::{EM_AARCH64, EM_X86_64, ET_DYN};
+use nix::unistd::{AccessFlags, access};
 
 use crate::failure::{Failure, Outcome};
 
@@ -24,38 +25,89 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
 
 /// Looks a program up as a shell does.
 pub(crate) fn find(name: &OsStr) -> Outcome<PathBuf> {
-    let not_found = || Failure::Exit {
-        status: NOT_FOUND,
-        text: format!("{}: not found", name.display()),
-    };
     if name.as_encoded_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
-        return if path.exists() {
-            Ok(path)
-        } else {
-            Err(not_found())
+        return match fs::metadata(&path) {
+            Ok(_) => Ok(path),
+            Err(error) => Err(not_there(name, &error)),
         };
     }
     let folders = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-    std::env::split_paths(&folders)
-        .map(|folder| folder.join(name))
-        .find(|path| is_executable(path))
-        .ok_or_else(not_found)
+    let mut closed = None;
+    for folder in std::env::split_paths(&folders) {
+        let path = folder.join(name);
+        match fs::metadata(&path) {
+            Ok(found) if found.is_file() && is_executable(&path) => return Ok(path),
+            Ok(found) if found.is_file() => {
+                let error = io::Error::from(ErrorKind::PermissionDenied);
+                closed.get_or_insert_with(|| Failure::Exit {
+                    status: CANNOT_RUN,
+                    text: format!("{}: {error}", path.display()),
+                });
+            }
+            // That it may be there is no reason to say that it cannot be run.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Err(closed.unwrap_or_else(|| not_there(name, &ErrorKind::NotFound.into())))
 }
 
-fn is_executable(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+/// There is no such file, or nobody lets us see whether there is.
+fn not_there(name: &OsStr, error: &io::Error) -> Failure {
+    let name = name.display();
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => Failure::Exit {
+            status: NOT_FOUND,
+            text: format!("{name}: not found"),
+        },
+        _ => Failure::Exit {
+            status: CANNOT_RUN,
+            text: format!("{name}: {error}"),
+        },
+    }
+}
+
+/// Whether this user may execute a file.
+pub(crate) fn is_executable(path: &Path) -> bool {
+    access(path, AccessFlags::X_OK).is_ok()
 }
 
 /// What `exec` said, in words and with the exit status of the field.
-pub(crate) fn cannot_run(name: &OsStr, error: &io::Error) -> Failure {
-    let status = if error.kind() == io::ErrorKind::NotFound {
-        NOT_FOUND
-    } else {
-        CANNOT_RUN
+pub(crate) fn cannot_run(name: &OsStr, path: &Path, error: &io::Error) -> Failure {
+    let name = name.display();
+    if error.kind() != ErrorKind::NotFound {
+        let text = format!("{name}: {error}");
+        let status = CANNOT_RUN;
+        return Failure::Exit { status, text };
+    }
+    // The kernel says the same of a program that is not there and of one whose interpreter is not.
+    match missing_interpreter(path) {
+        Some(interpreter) => Failure::Exit {
+            status: CANNOT_RUN,
+            text: format!("{name}: its interpreter {interpreter} is not there"),
+        },
+        None => Failure::Exit {
+            status: NOT_FOUND,
+            text: format!("{name}: not found"),
+        },
+    }
+}
+
+/// The interpreter that a script or an ELF file names, if there is none of that name.
+pub(crate) fn missing_interpreter(path: &Path) -> Option<String> {
+    let named = match Loading::of(path).ok()? {
+        Some(loading) => loading.interpreter?,
+        None => {
+            let octets = fs::read(path).ok()?;
+            let line = octets
+                .strip_prefix(b"#!")?
+                .split(|octet| *octet == b'\n')
+                .next()?;
+            let line = String::from_utf8_lossy(line);
+            line.split_whitespace().next()?.to_owned()
+        }
     };
-    let text = format!("{}: {error}", name.display());
-    Failure::Exit { status, text }
+    (!Path::new(&named).exists()).then_some(named)
 }
 
 /// What an ELF file says about how it is loaded.
@@ -71,6 +123,10 @@ pub(crate) struct Loading {
     pub(crate) versions: Vec<(String, String)>,
     /// Versions that it has, if it is a library.
     pub(crate) defines: Vec<String>,
+    /// It is a shared object, or a program like one.
+    pub(crate) shared: bool,
+    /// Symbols that it has for others, without their versions.
+    pub(crate) exports: Vec<String>,
 }
 
 impl Loading {
@@ -81,7 +137,7 @@ impl Loading {
             return Ok(None);
         }
         let elf = Elf::parse(&octets)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+            .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
         let name = |at| elf.dynstrtab.get_at(at).unwrap_or_default().to_owned();
         let mut versions = Vec::new();
         for file in elf.verneed.iter().flat_map(|section| section.iter()) {
@@ -105,6 +161,13 @@ impl Loading {
                 .collect(),
             versions,
             defines,
+            shared: elf.header.e_type == ET_DYN,
+            exports: elf
+                .dynsyms
+                .iter()
+                .filter(|symbol| symbol.st_shndx != 0)
+                .map(|symbol| name(symbol.st_name))
+                .collect(),
         }))
     }
 }

@@ -7,8 +7,11 @@ mod ping;
 mod traffic;
 mod workload;
 
+use softverbs::Transport;
+use softverbs::fault;
+
 use crate::args::{Args, Command, DoctorArgs, EnvArgs, RacesArgs, RunArgs};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 
 pub(crate) use demands::Demands;
 pub(crate) use ping::{PingPlan, PingRole};
@@ -57,5 +60,39 @@ impl Plan {
             Command::Doctor(args) => Ok(Self::Doctor(args)),
             Command::Races(args) => Ok(Self::Races(args)),
         }
+    }
+}
+
+/// Refuses a fault plan with a rule that never acts over the transport: whoever wrote it believes
+/// that something is disturbed. `source` is where the plan comes from.
+pub(crate) fn check_fault(plan: &fault::Plan, transport: Transport, source: &str) -> Outcome<()> {
+    let Some(rule) = plan.idle_over(transport) else {
+        return Ok(());
+    };
+    let (frames, other, over) = match transport {
+        Transport::Iwarp => ("RoCE packets", Transport::Roce, "iWARP"),
+        Transport::Roce => ("iWARP frames", Transport::Iwarp, "RoCE"),
+    };
+    Err(Failure::usage(format!(
+        "{source}: `{rule}` is about {frames}, and this runs over {over}: --transport {other}, or \
+         frames of the kind `any`"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_the_other_transport_are_refused() {
+        let plan = fault::Plan::parse("any=delay:1ms,rtu=drop").unwrap();
+        assert!(check_fault(&plan, Transport::Roce, "--fault").is_ok());
+        let failure = check_fault(&plan, Transport::Iwarp, "--fault").unwrap_err();
+        let text = failure.to_string();
+        assert!(
+            text.starts_with("--fault: `rtu=drop` is about RoCE"),
+            "{text}"
+        );
+        assert!(matches!(failure, Failure::Usage(_)));
     }
 }
