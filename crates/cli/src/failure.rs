@@ -2,6 +2,9 @@
 
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
+
+use softverbs::WcStatus;
 
 /// Why a command ends early.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +68,41 @@ impl From<io::Error> for Failure {
         } else {
             Self::Run(format!("cannot write: {error}"))
         }
+    }
+}
+
+/// The peer was silent for longer than the user wants to wait.
+pub(crate) fn silence(limit: Duration) -> Failure {
+    // Whole milliseconds say enough.
+    let seconds = (limit.as_secs_f64() * 1e3).round() / 1e3;
+    Failure::run(format!(
+        "no answer from the peer for {seconds} s (--timeout)"
+    ))
+}
+
+/// Why a work request failed, in words, and in those of libibverbs for whoever looks them up.
+pub(crate) fn why(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::RetryExcErr => {
+            "the connection to the peer was lost, it acknowledges nothing any more (transport retry \
+             counter exceeded)"
+        }
+        WcStatus::RnrRetryExcErr => {
+            "the peer had no receive posted for it (RNR retry counter exceeded)"
+        }
+        WcStatus::RemAccessErr => {
+            "the peer does not allow this access to its memory (remote access error)"
+        }
+        WcStatus::RemOpErr => "the peer could not carry it out (remote operation error)",
+        WcStatus::RemInvReqErr => "the peer refuses it (remote invalid request error)",
+        WcStatus::LocLenErr => "a message was longer than its buffer (local length error)",
+        WcStatus::LocProtErr => "its memory is not registered for this (local protection error)",
+        WcStatus::LocAccessErr => "its memory may not be written (local access error)",
+        WcStatus::LocQpOpErr => "this end could not carry it out (local QP operation error)",
+        WcStatus::BadRespErr => "the peer's response makes no sense (bad response error)",
+        WcStatus::WrFlushErr => "the connection to the peer was lost",
+        WcStatus::FatalErr => "the connection broke the protocol (fatal error)",
+        _ => "general error",
     }
 }
 

@@ -27,6 +27,7 @@ fn no_listener() {
         }
     }
     sv("bw no.such.host.invalid").failed("no such host");
+    sv("bw wirte").failed("nor is it a verb: write, read, send or atomic");
     sv("bw -d iw_none").failed("no device is called");
     sv("bw --bind 192.0.2.77").failed("192.0.2.77");
 }
@@ -227,11 +228,13 @@ fn a_peer_that_hangs() {
 #[test]
 fn the_child_goes_with_its_parent() {
     for (signal, line) in [
-        ("INT", "bw -D 60"),
-        ("TERM", "lat -D 60"),
-        ("KILL", "bw -D 60"),
+        ("INT", "bw -D 60 --timeout 2"),
+        ("TERM", "lat -D 60 --timeout 2"),
+        // It need not notice by itself that nobody answers.
+        ("KILL", "bw -D 60 --timeout 600"),
+        ("KILL", "bw -D 60 --timeout 600 --transport roce"),
     ] {
-        let parent = Running::start(softverbs(&format!("{line} --timeout 2")));
+        let parent = Running::start(softverbs(line));
         let deadline = Instant::now() + BOUND;
         let child = loop {
             if let [child] = children(parent.pid())[..] {
@@ -244,7 +247,7 @@ fn the_child_goes_with_its_parent() {
         parent.signal(signal);
         let ended = bounded(parent.finish());
         if signal == "KILL" {
-            // Nobody reaps it now, but it notices and ends.
+            // Nobody reaps it now, but it goes along.
             while is_alive(child) {
                 assert!(Instant::now() < deadline);
                 thread::sleep(Duration::from_millis(20));
@@ -299,7 +302,10 @@ fn the_port_is_taken() {
 
 #[test]
 fn too_much_for_the_library_is_said_clearly() {
-    sv("bw -I 60000 -s 8").failed("inline");
+    sv("bw -I 60000 -s 8").usage("inline messages have 1024 octets at most");
+    sv("bw -I 1K -s 8 -n 10").ok();
+    // In the words of the options, not in those of the objects behind them.
+    sv("bw -q 16384 -t 8192").failed("-q 16384 and -t 8192 make a completion queue of");
 }
 
 #[test]

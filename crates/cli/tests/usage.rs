@@ -90,6 +90,9 @@ fn wrong_usage() {
     sv("bw -t 4 -Q 5").usage("-Q");
     sv("lat write -e").usage("-e");
     sv("lat read -I 8").usage("-I");
+    sv("bw 127.0.0.1:18515").usage("127.0.0.1 -p 18515");
+    sv("lat [::1]:5").usage("[::1] -p 5");
     sv("ping").usage("no address");
+    sv("ping 127.0.0.1:7174").usage("127.0.0.1 -p 7174");
     sv("ping 127.0.0.1 -S 65537").usage("64 KiB");
 }

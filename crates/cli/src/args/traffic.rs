@@ -107,8 +107,8 @@ pub(crate) struct TrafficArgs {
     #[arg(short, long)]
     pub(crate) events: bool,
 
-    /// Hand messages up to this size over inline [default: 0 for bw, 64 for lat]
-    #[arg(short = 'I', long, value_name = "SIZE", value_parser = clap::value_parser!(u16))]
+    /// Hand messages up to this size over inline, 1K at most [default: 0 for bw, 64 for lat]
+    #[arg(short = 'I', long, value_name = "SIZE", value_parser = parse_inline)]
     pub(crate) inline: Option<u16>,
 
     /// Longest DDP segment to send, and so the length of an FPDU (iWARP) [default: 65535]
@@ -156,7 +156,11 @@ pub(crate) struct TrafficArgs {
     #[arg(long, value_name = "FILE", requires = "server")]
     pub(crate) port_file: Option<PathBuf>,
 
-    /// Exchange parameters over a plain TCP connection instead of the RDMA CM
+    /// Server: end with this process
+    #[arg(long, value_name = "PID", requires = "server", hide = true)]
+    pub(crate) parent: Option<i32>,
+
+    /// Exchange parameters over a plain TCP connection instead of the RDMA CM (both ends)
     #[arg(long)]
     pub(crate) tcp_exchange: bool,
 
@@ -172,6 +176,16 @@ pub(crate) struct TrafficArgs {
     /// Print one JSON object a line instead of the table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What queue pairs hold of inline data, in octets.
+const MOST_INLINE: u64 = 1024;
+
+fn parse_inline(text: &str) -> Result<u16, String> {
+    match parse_size(text)? {
+        size @ ..=MOST_INLINE => Ok(u16::try_from(size).unwrap_or(u16::MAX)),
+        _ => Err(format!("inline messages have {MOST_INLINE} octets at most")),
+    }
 }
 
 /// The path MTUs that there are.

@@ -9,9 +9,9 @@ use softverbs::{
 };
 
 use super::wire::MAX_LEN;
-use super::{Message, lost, silence};
+use super::{Message, lost};
 use crate::deadline::Deadline;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, silence};
 use crate::interrupt;
 
 /// Receives that are posted. The ends take turns, so that two would do.

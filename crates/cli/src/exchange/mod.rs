@@ -61,14 +61,6 @@ pub(crate) fn unexpected(message: &Message, instead_of: &str) -> Failure {
     ))
 }
 
-/// No message came.
-pub(crate) fn silence(timeout: Duration) -> Failure {
-    Failure::run(format!(
-        "no answer from the peer for {} s",
-        timeout.as_secs_f64()
-    ))
-}
-
 /// The connection ended.
 pub(crate) fn lost() -> Failure {
     Failure::run("the connection to the peer was lost")

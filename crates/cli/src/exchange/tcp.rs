@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::wire::{self, HEADER_LEN};
-use super::{Message, lost, silence};
+use super::{Message, lost};
 use crate::deadline::Deadline;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, silence};
 use crate::interrupt;
 
 /// How long a message that has begun may take to be complete, at least.

@@ -14,6 +14,11 @@ pub(crate) fn resolve(host: &str, port: u16) -> Outcome<Vec<SocketAddr>> {
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'))
         .unwrap_or(host);
+    if let Some((host, port)) = with_port(host) {
+        return Err(Failure::usage(format!(
+            "the port stands by itself: {host} -p {port}"
+        )));
+    }
     let found: Vec<SocketAddr> = (bare, port)
         .to_socket_addrs()
         .map_err(|error| Failure::run(format!("{host}: no such host ({error})")))?
@@ -24,6 +29,15 @@ pub(crate) fn resolve(host: &str, port: u16) -> Outcome<Vec<SocketAddr>> {
         )));
     }
     Ok(found)
+}
+
+/// Takes `host:port` and `[address]:port` apart.
+fn with_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let bracketed = host.starts_with('[') && host.ends_with(']');
+    // A bare IPv6 address has more colons.
+    let fits = !host.is_empty() && (bracketed || !host.contains(':'));
+    Some((host, port.parse().ok()?)).filter(|_| fits)
 }
 
 /// The local address to use, if the user chose one; of a device, one of the family of `peer`.
@@ -98,6 +112,22 @@ mod tests {
             resolve("no.such.host.invalid", 5),
             Err(Failure::Run(_))
         ));
+    }
+
+    #[test]
+    fn a_port_behind_the_host_is_no_host() {
+        for (text, parts) in [
+            ("127.0.0.1:18515", Some(("127.0.0.1", 18515))),
+            ("[::1]:5", Some(("[::1]", 5))),
+            ("node:5", Some(("node", 5))),
+            ("::1", None),
+            ("fe80::1:5", None),
+            ("node:x", None),
+            (":5", None),
+        ] {
+            assert_eq!(with_port(text), parts, "{text}");
+        }
+        assert!(matches!(resolve("node:5", 1), Err(Failure::Usage(_))));
     }
 
     #[test]

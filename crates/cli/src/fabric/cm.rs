@@ -94,7 +94,7 @@ impl Cm {
             }
         }
         Err(Failure::run(format!(
-            "no answer within {} s while {doing}",
+            "no answer within {} s (--timeout) while {doing}",
             self.timeout.as_secs_f64(),
         )))
     }

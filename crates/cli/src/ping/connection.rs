@@ -10,7 +10,7 @@ use softverbs::{
 
 use super::wire::Buffer;
 use crate::deadline::Deadline;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, silence, why};
 use crate::interrupt;
 
 /// Receives: one that is awaited, one to spare.
@@ -207,10 +207,7 @@ impl Connection {
         if let Some(cq) = self.channel.get_event(Some(deadline.slice()))? {
             cq.ack_events(1);
         } else if deadline.passed() {
-            return Err(Failure::run(format!(
-                "no answer from the peer for {} s",
-                self.timeout.as_secs_f64()
-            )));
+            return Err(silence(self.timeout));
         }
         Ok(true)
     }
@@ -226,7 +223,9 @@ impl Connection {
                 (WcStatus::Success, WcOpcode::RdmaRead | WcOpcode::RdmaWrite) => self.moved = true,
                 (WcStatus::Success, WcOpcode::Recv) => self.receive(wc)?,
                 (WcStatus::Success, _) => {}
-                (status, _) => return Err(Failure::run(format!("a request failed: {status:?}"))),
+                (status, _) => {
+                    return Err(Failure::run(format!("a request failed: {}", why(status))));
+                }
             }
         }
         Ok((count > 0).then_some(open))

@@ -63,6 +63,8 @@ pub(crate) struct ServerPlan {
     pub(crate) port_file: Option<PathBuf>,
     /// What its user insists on.
     pub(crate) demands: Demands,
+    /// It ends with this process, which has started it.
+    pub(crate) parent: Option<i32>,
 }
 
 /// Which local address to use.
@@ -82,19 +84,22 @@ const LARGEST: u64 = 1 << 30;
 impl TrafficPlan {
     /// The plan of `bw`.
     pub(crate) fn bandwidth(args: BwArgs) -> Outcome<Self> {
-        let tx_depth = args.tx_depth.unwrap_or(128);
-        if args.cq_mod.is_some_and(|count| u32::from(count) > tx_depth) {
-            return Err(Failure::usage(
-                "-Q must not exceed -t: the queue would be full before its first completion",
-            ));
-        }
         let (host, asked) = Asked::new(&args.common)?;
+        let common = asked.workload(&args.common, Metric::Bandwidth)?;
+        let usual = Workload::usual_depth(common.sizes.largest());
+        let tx_depth = args.tx_depth.unwrap_or(usual);
+        if args.cq_mod.is_some_and(|count| u32::from(count) > tx_depth) {
+            return Err(Failure::usage(format!(
+                "-Q must not exceed -t, {tx_depth} here: the queue would be full before its first \
+                 completion"
+            )));
+        }
         let workload = Workload {
             qps: args.qps.unwrap_or(1),
             tx_depth,
             cq_mod: args.cq_mod.unwrap_or(0),
             bidirectional: args.bidirectional,
-            ..asked.workload(&args.common, Metric::Bandwidth)?
+            ..common
         };
         let demands = Demands {
             qps: args.qps,
@@ -153,6 +158,7 @@ impl TrafficPlan {
                 wait: args.wait,
                 port_file: args.port_file,
                 demands,
+                parent: args.parent,
             }),
             (None, false) => Role::BothEnds,
         };

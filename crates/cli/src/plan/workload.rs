@@ -212,6 +212,30 @@ impl Workload {
     /// its own. More depth than fits is not used.
     const CHECKED_MEMORY: u64 = 64 << 20;
 
+    /// Octets that one queue pair has under way at most, if nobody asks for another depth: what the
+    /// ends tell each other waits behind them.
+    const UNDER_WAY: u64 = 1 << 30;
+    /// Octets that both ends together move in a second at least, as far as waiting for them goes.
+    const SLOWEST: u64 = 100_000_000;
+
+    /// Messages that one queue pair has under way, if nobody says.
+    pub(crate) fn usual_depth(largest: u32) -> u32 {
+        let fit = u32::try_from(Self::UNDER_WAY / u64::from(largest.max(1))).unwrap_or(u32::MAX);
+        fit.clamp(2, 128)
+    }
+
+    /// How long the peer may be silent: `timeout`, and what everything that is under way takes,
+    /// since only the end of a message is heard.
+    pub(crate) fn patience(&self, timeout: Duration) -> Duration {
+        let depth = match self.metric {
+            Metric::Bandwidth => u64::from(self.tx_depth),
+            Metric::Latency => 1,
+        };
+        let ways = if self.bidirectional { 2 } else { 1 };
+        let octets = ways * depth * u64::from(self.qps) * u64::from(self.sizes.largest());
+        timeout + Duration::from_millis(octets / (Self::SLOWEST / 1000))
+    }
+
     /// Fills in `window` and `slots`, and limits the depths to what they allow.
     pub(crate) fn resolve(mut self) -> Self {
         if self.metric == Metric::Latency {
@@ -385,6 +409,26 @@ pub(crate) mod tests {
         assert_eq!(Sizes::ALL.largest(), 8 << 20);
         assert_eq!(Sizes::One(7).each(), [7]);
         assert_eq!(Sizes::UpTo(16).each(), [2, 4, 8, 16]);
+    }
+
+    #[test]
+    fn what_is_large_takes_its_time() {
+        let second = Duration::from_secs(1);
+        let small = sample().patience(second);
+        assert!(small < second + Duration::from_millis(100), "{small:?}");
+        let large = Workload {
+            sizes: Sizes::One(1 << 30),
+            qps: 16,
+            tx_depth: 2,
+            ..sample()
+        };
+        let long = large.patience(second);
+        assert_eq!(long.as_secs(), 1 + 343);
+        assert_eq!(
+            [2, 8 << 20, 1 << 30].map(Workload::usual_depth),
+            [128, 128, 2]
+        );
+        assert_eq!(Workload::usual_depth(64 << 20), 16);
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl<'a> Run<'a> {
                 pending: false,
             });
         let lossy = (!workload.is_reliable()).then(Lossy::default);
-        let mut waiter = Waiter::new(end.channel.clone(), timeout);
+        let mut waiter = Waiter::new(end.channel.clone(), workload.patience(timeout));
         if lossy.is_some() {
             waiter.look_often();
         }

@@ -45,17 +45,11 @@ impl Server {
         let seconds = plan.timeout.as_secs_f64().to_string();
         let mut command = Command::new(program);
         command.arg(plan.workload.metric.to_string());
-        // It outlives neither a client that never comes nor one that falls silent, even if this
-        // process is killed and cannot take it along.
-        command.args([
-            "--server",
-            "--port",
-            "0",
-            "--wait",
-            &seconds,
-            "--timeout",
-            &seconds,
-        ]);
+        // It outlives neither this process, even one that is killed and cannot take it along, nor a
+        // client that never comes or falls silent.
+        let own = std::process::id().to_string();
+        command.args(["--server", "--port", "0", "--parent", &own]);
+        command.args(["--wait", &seconds, "--timeout", &seconds]);
         match &plan.local {
             Local::Any => command.args(["--bind", "127.0.0.1"]),
             Local::Device(device) => command.args(["--device", device]),

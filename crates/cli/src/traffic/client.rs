@@ -78,7 +78,7 @@ impl<'a> Client<'a> {
         let workload = self.workload;
         self.end.start_round(round, size)?;
         self.control.send(&Message::Start { round, size })?;
-        match self.control.receive(timeout)? {
+        match self.control.receive(workload.patience(timeout))? {
             Message::Ready { round: theirs } if theirs == round => {}
             other => return Err(unexpected(&other, "Ready")),
         }
@@ -93,7 +93,7 @@ impl<'a> Client<'a> {
         drop(progress);
         let own = result_of(round, tally);
         self.control.send(&Message::Result(own.clone()))?;
-        let peer = match self.control.receive(timeout)? {
+        let peer = match self.control.receive(workload.patience(timeout))? {
             Message::Result(peer) if peer.round == round => peer,
             other => return Err(unexpected(&other, "Result")),
         };

@@ -17,7 +17,7 @@ use super::pattern::Mark;
 use super::seen::narrow;
 use super::service;
 use crate::exchange::LaneKeys;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, why};
 use crate::plan::{Metric, Verb, Workload};
 
 /// Sends for notes that one lane may have under way; further ones wait.
@@ -123,6 +123,15 @@ impl Endpoint {
             entries += cap.max_send_wr + cap.max_recv_wr;
         }
         let cqe = entries.saturating_mul(u32::from(workload.qps));
+        let most = context.query_device().max_cqe;
+        if cqe > most {
+            return Err(Failure::run(format!(
+                "-q {} and -t {} make a completion queue of {cqe} entries; {} has {most} at most",
+                workload.qps,
+                workload.tx_depth,
+                context.device().name()
+            )));
+        }
         let cq = context.create_cq(cqe, channel.as_ref(), 0)?;
         let scratch = vec![0; workload.sizes.largest() as usize];
         Ok(Self {
@@ -540,7 +549,7 @@ impl Endpoint {
 /// What the user is told about a work request that failed.
 pub(crate) fn completion_failure(wc: &Wc) -> Failure {
     match wc.status {
-        WcStatus::WrFlushErr => Failure::run("the connection to the peer was lost"),
+        WcStatus::WrFlushErr => Failure::run(why(wc.status)),
         status => {
             let what = match wc.opcode {
                 WcOpcode::RdmaWrite => "a write",
@@ -549,7 +558,7 @@ pub(crate) fn completion_failure(wc: &Wc) -> Failure {
                 opcode if opcode.is_recv() => "a receive",
                 _ => "a request",
             };
-            Failure::run(format!("{what} failed: {status:?}"))
+            Failure::run(format!("{what} failed: {}", why(status)))
         }
     }
 }

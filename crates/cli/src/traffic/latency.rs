@@ -70,7 +70,7 @@ pub(crate) fn initiate(
             run.heard = Instant::now();
         } else if run.heard.elapsed() > timeout {
             return Err(Failure::run(format!(
-                "no message of the peer came for {} s",
+                "no message of the peer came for {} s (--timeout)",
                 timeout.as_secs_f64()
             )));
         }
@@ -129,7 +129,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(end: &'a mut Endpoint, timeout: Duration) -> Self {
-        let mut waiter = Waiter::new(end.channel.clone(), timeout);
+        let patience = end.workload.patience(timeout);
+        let mut waiter = Waiter::new(end.channel.clone(), patience);
         if !end.workload.is_reliable() {
             waiter.look_often();
         }

@@ -35,9 +35,22 @@ pub(crate) fn run(plan: &TrafficPlan) -> Outcome<()> {
         Role::BothEnds => both::run(plan),
         Role::Server(server) => server::run(plan, server),
         Role::Client { host, port } => {
-            let peers = crate::fabric::resolve(host, *port)?;
+            let peers =
+                crate::fabric::resolve(host, *port).map_err(|failure| no_verb(failure, host))?;
             client::run(plan, &peers).map_err(|failure| failure.while_doing(host))
         }
+    }
+}
+
+/// A word that is no verb is taken for a host; if it is none either, it may be a mistyped verb.
+fn no_verb(failure: Failure, word: &str) -> Failure {
+    match failure {
+        Failure::Run(text) if word.bytes().all(|octet| octet.is_ascii_alphabetic()) => {
+            Failure::Run(format!(
+                "{text}; nor is it a verb: write, read, send or atomic"
+            ))
+        }
+        other => other,
     }
 }
 

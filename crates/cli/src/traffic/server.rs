@@ -3,6 +3,8 @@
 use std::io::{Write, stderr};
 use std::net::{SocketAddr, TcpListener};
 
+use nix::sys::signal::Signal;
+use nix::unistd::getppid;
 use softverbs::cm::{CmEvent, CmId, ConnParam, EventKind};
 
 use super::bandwidth;
@@ -21,6 +23,9 @@ const MOST_MEMORY: usize = 32 << 30;
 
 /// Waits for clients and serves them.
 pub(crate) fn run(plan: &TrafficPlan, server: &ServerPlan) -> Outcome<()> {
+    if let Some(parent) = server.parent {
+        end_with(parent)?;
+    }
     let cm = Cm::new(plan.timeout, plan.transport)?;
     let address = device_address(&plan.local, None)?;
     let door = Door::open(&cm, plan, server, address)?;
@@ -44,6 +49,17 @@ pub(crate) fn run(plan: &TrafficPlan, server: &ServerPlan) -> Outcome<()> {
             Err(failure) => return Err(failure),
         }
     }
+}
+
+/// From here on this process ends when its parent does, however that ends.
+fn end_with(parent: i32) -> Outcome<()> {
+    let cannot = |error| Failure::run(format!("cannot stay with process {parent}: {error}"));
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(cannot)?;
+    // It may have ended before.
+    if getppid().as_raw() == parent {
+        return Ok(());
+    }
+    Err(Failure::run(format!("process {parent} has gone")))
 }
 
 /// Where clients come in.
@@ -323,7 +339,8 @@ impl Client {
     /// Takes part in one round after the other until the client says goodbye.
     fn rounds(&mut self, plan: &TrafficPlan, end: &mut Endpoint) -> Outcome<()> {
         loop {
-            let (round, size) = match self.control.receive(plan.timeout)? {
+            let patience = end.workload.patience(plan.timeout);
+            let (round, size) = match self.control.receive(patience)? {
                 Message::Start { round, size } => (round, size),
                 Message::Bye => return Ok(()),
                 other => return Err(unexpected(&other, "Start")),
@@ -341,7 +358,7 @@ impl Client {
             };
             let own = result_of(round, tally);
             self.control.send(&Message::Result(own.clone()))?;
-            match self.control.receive(plan.timeout)? {
+            match self.control.receive(patience)? {
                 Message::Result(peer) if peer.round == round => judge(&own, &peer)?,
                 other => return Err(unexpected(&other, "Result")),
             }

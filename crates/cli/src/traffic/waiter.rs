@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use softverbs::{CompChannel, Cq};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, silence};
 use crate::interrupt;
 
 /// Decides how to wait for completions.
@@ -72,10 +72,7 @@ impl Waiter {
         }
         interrupt::check()?;
         if self.heard.elapsed() > self.timeout {
-            return Err(Failure::run(format!(
-                "no answer from the peer for {} s",
-                self.timeout.as_secs_f64()
-            )));
+            return Err(silence(self.timeout));
         }
         Ok(())
     }
