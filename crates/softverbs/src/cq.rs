@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use smallvec::SmallVec;
+use softverbs_wire::num::Qpn;
 
 use crate::async_event::{AsyncElement, AsyncEventKind};
 use crate::comp_channel::CompChannel;
@@ -17,6 +18,8 @@ use crate::qp::{QpInner, Visit};
 use crate::roce::port::Port;
 use crate::wr::Wc;
 
+/// Destroyed queue pairs whose completions are looked for at once.
+const FORGET_TOGETHER: usize = 256;
 /// With up to this many queue pairs a poll tries each socket; with more it asks epoll first.
 const DIRECT: usize = 4;
 /// A poll that finds completions drives the queue pairs every so often nevertheless.
@@ -43,8 +46,52 @@ enum Armed {
 #[derive(Default)]
 struct Queue {
     entries: VecDeque<Wc>,
+    /// Queue pairs that have been destroyed, whose completions may still be among the entries.
+    destroyed: Vec<Qpn>,
     armed: Armed,
     overrun: bool,
+}
+
+impl Queue {
+    /// Forgets the completions of a queue pair that is being destroyed: soon, or at the latest before
+    /// anybody sees the entries or adds to them. Many that are destroyed one after the other are
+    /// looked for together, as a queue holds what was flushed of all of them.
+    fn forget(&mut self, qp_num: Qpn) {
+        if self.entries.is_empty() {
+            return;
+        }
+        self.destroyed.push(qp_num);
+        if self.destroyed.len() >= FORGET_TOGETHER {
+            self.settle();
+        }
+    }
+
+    /// Does so before completions are added, if they need the room or have a number that was taken
+    /// again.
+    fn settle_before(&mut self, completions: &[Wc], cqe: u32) {
+        if self.destroyed.is_empty() {
+            return;
+        }
+        let is_full = self.entries.len() + completions.len() > cqe as usize;
+        let again = |wc: &Wc| self.destroyed.contains(&wc.qp_num);
+        if is_full || completions.iter().any(again) {
+            self.settle();
+        }
+    }
+
+    /// Removes the completions of queue pairs that have been destroyed.
+    fn settle(&mut self) {
+        if self.destroyed.is_empty() {
+            return;
+        }
+        self.destroyed.sort_unstable_by_key(|qp_num| qp_num.get());
+        let destroyed = std::mem::take(&mut self.destroyed);
+        self.entries.retain(|wc| {
+            destroyed
+                .binary_search_by_key(&wc.qp_num.get(), |qp_num| qp_num.get())
+                .is_err()
+        });
+    }
 }
 
 pub(crate) struct CqInner {
@@ -135,7 +182,8 @@ impl Cq {
         in_range("cqe", cqe, 1, limits::MAX_CQE)?;
         // What was left for the next poll may complete at once, and needs its room.
         self.inner.context.engine.flush_deferred();
-        let queue = self.inner.lock();
+        let mut queue = self.inner.lock();
+        queue.settle();
         if queue.entries.len() > cqe as usize {
             return Err(Error::invalid(
                 "cqe",
@@ -248,6 +296,7 @@ impl CqInner {
 
     fn take(&self, out: &mut [Wc]) -> usize {
         let mut queue = self.lock();
+        queue.settle();
         let count = out.len().min(queue.entries.len());
         for (to, from) in out.iter_mut().zip(queue.entries.drain(..count)) {
             *to = from;
@@ -335,6 +384,7 @@ impl CqInner {
     /// Adds completions; `solicited` if one of them came with a solicited event.
     pub(crate) fn push(&self, completions: &[Wc], solicited: bool) {
         let mut queue = self.lock();
+        queue.settle_before(completions, self.cqe());
         let room = (self.cqe() as usize).saturating_sub(queue.entries.len());
         let overrun = room < completions.len();
         let first = overrun && !queue.overrun;
@@ -371,8 +421,8 @@ impl CqInner {
     }
 
     /// Forgets the completions of a queue pair that is being destroyed.
-    pub(crate) fn forget(&self, qp_num: softverbs_wire::num::Qpn) {
-        self.lock().entries.retain(|wc| wc.qp_num != qp_num);
+    pub(crate) fn forget(&self, qp_num: Qpn) {
+        self.lock().forget(qp_num);
     }
 }
 
@@ -401,5 +451,68 @@ impl fmt::Debug for CqInner {
         f.debug_struct("Cq")
             .field("id", &self.id)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(qp: u32) -> Wc {
+        Wc {
+            qp_num: Qpn::new(qp),
+            ..Wc::default()
+        }
+    }
+
+    fn numbers(queue: &Queue) -> Vec<u32> {
+        queue.entries.iter().map(|wc| wc.qp_num.get()).collect()
+    }
+
+    #[test]
+    fn what_is_forgotten_is_never_seen() {
+        let mut queue = Queue::default();
+        queue.forget(Qpn::new(9));
+        assert!(queue.destroyed.is_empty(), "there is nothing to look for");
+        queue.entries.extend([1, 2, 3, 2, 1].map(of));
+        queue.forget(Qpn::new(2));
+        queue.forget(Qpn::new(1));
+        queue.settle();
+        assert_eq!((numbers(&queue), queue.destroyed.len()), (vec![3], 0));
+    }
+
+    #[test]
+    fn a_number_that_is_taken_again_keeps_its_new_completions() {
+        let mut queue = Queue::default();
+        queue.entries.extend([1, 2].map(of));
+        queue.forget(Qpn::new(1));
+        queue.settle_before(&[of(2)], 8);
+        assert_eq!(queue.destroyed.len(), 1, "not yet");
+        queue.settle_before(&[of(1)], 8);
+        queue.entries.push_back(of(1));
+        queue.settle();
+        assert_eq!(numbers(&queue), [2, 1]);
+    }
+
+    #[test]
+    fn room_of_what_is_forgotten_counts() {
+        let mut queue = Queue::default();
+        queue.entries.extend([1, 2].map(of));
+        queue.forget(Qpn::new(1));
+        queue.settle_before(&[of(2)], 2);
+        assert_eq!(numbers(&queue), [2]);
+    }
+
+    #[test]
+    fn many_are_looked_for_together() {
+        let mut queue = Queue::default();
+        let qps = (0..).take(FORGET_TOGETHER);
+        queue.entries.extend(qps.clone().map(of));
+        for qp in qps.skip(1) {
+            queue.forget(Qpn::new(qp));
+        }
+        assert_eq!(queue.entries.len(), FORGET_TOGETHER);
+        queue.forget(Qpn::new(0));
+        assert!(queue.entries.is_empty());
     }
 }

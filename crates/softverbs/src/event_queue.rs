@@ -151,17 +151,25 @@ impl<T> EventQueue<T> {
     }
 
     /// Takes all entries that `unwanted` picks, in their order; those that stay keep theirs.
-    pub(crate) fn remove_if(&self, mut unwanted: impl FnMut(&T) -> bool) -> Vec<T> {
-        let mut inner = self.lock();
+    pub(crate) fn remove_if(&self, unwanted: impl FnMut(&T) -> bool) -> Vec<T> {
+        self.remove_first(usize::MAX, unwanted)
+    }
+
+    /// Takes the first `most` entries that `unwanted` picks, and looks no further: a queue may hold
+    /// one entry for each of thousands of objects, which are destroyed one after the other.
+    pub(crate) fn remove_first(&self, most: usize, mut unwanted: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut removed = Vec::new();
-        for _ in 0..inner.entries.len() {
-            if let Some(entry) = inner.entries.pop_front() {
-                if unwanted(&entry) {
-                    self.withdraw(&mut inner);
-                    removed.push(entry);
-                } else {
-                    inner.entries.push_back(entry);
-                }
+        if most == 0 {
+            return removed;
+        }
+        let mut inner = self.lock();
+        let mut at = 0;
+        while removed.len() < most && at < inner.entries.len() {
+            if unwanted(&inner.entries[at]) {
+                self.withdraw(&mut inner);
+                removed.extend(inner.entries.remove(at));
+            } else {
+                at += 1;
             }
         }
         removed

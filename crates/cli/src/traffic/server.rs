@@ -255,7 +255,8 @@ impl Client {
                     .is_some_and(|request| request.same_as(id))
                     || endpoint
                         .iter()
-                        .flat_map(|end| &end.lanes)
+                        // What happens mostly concerns the last one.
+                        .flat_map(|end| end.lanes.iter().rev())
                         .any(|lane| lane.id.same_as(id))
             };
             match event.kind() {

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use socket2::{SockAddr, SockRef, Socket};
 use softverbs_proto::iwarp::negotiate::{Initiator, InitiatorOutcome, Negotiated, Wishes};
 use softverbs_proto::iwarp::stream::Role;
@@ -111,6 +113,12 @@ impl Attempt {
                     .socket(&self.peer)
                     .map_err(Error::from_call("socket"))?;
                 if let Some(source) = state.source {
+                    if source.port() == 0 {
+                        // The kernel then chooses the port as it connects, when it knows the peer:
+                        // before that it has to be nobody else's, which takes the longer to find the
+                        // more connections there are. Where it cannot, it chooses at once.
+                        let _ = setsockopt(&socket, IpBindAddressNoPort, &true);
+                    }
                     socket
                         .bind(&SockAddr::from(source))
                         .map_err(Error::from_call("bind"))?;

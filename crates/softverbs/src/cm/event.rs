@@ -274,11 +274,18 @@ impl EventChannel {
     }
 
     pub(super) fn push(&self, event: Queued) {
+        // Before it is there: the count is never too small.
+        event.counted().queued.fetch_add(1, Ordering::Relaxed);
         self.queue.push(event);
     }
 
-    pub(super) fn remove_if(&self, unwanted: impl FnMut(&Queued) -> bool) -> Vec<Queued> {
-        self.queue.remove_if(unwanted)
+    /// Takes the events back that count among those of an identifier.
+    pub(super) fn remove_of(&self, id: &IdShared) -> Vec<Queued> {
+        let most = id.queued.load(Ordering::Relaxed);
+        let is_of = |event: &Queued| std::ptr::eq(Arc::as_ptr(event.counted()), id);
+        let removed = self.queue.remove_first(most, is_of);
+        id.queued.fetch_sub(removed.len(), Ordering::Relaxed);
+        removed
     }
 }
 
@@ -301,6 +308,7 @@ impl Queued {
     /// for it.
     fn count(&self) {
         self.counted().unacked.raise();
+        self.counted().queued.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// After [`count`](Self::count).

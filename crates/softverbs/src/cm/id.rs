@@ -4,7 +4,7 @@
 //! here calls a queue pair (or drops a handle of one) while it holds `state`.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use softverbs_proto::cm::event::{RtrAttributes, RtsAttributes};
@@ -137,6 +137,8 @@ pub(crate) struct IdShared {
     channel: Mutex<EventChannel>,
     handle: Mutex<Weak<Handle>>,
     pub(super) unacked: EventCounter,
+    /// Its events that are queued, and maybe one that is just being pushed.
+    pub(super) queued: AtomicUsize,
 }
 
 /// Destroys the identifier when the application has let go of it.
@@ -180,6 +182,7 @@ impl IdShared {
             channel: Mutex::new(channel.clone()),
             handle: Mutex::new(Weak::new()),
             unacked: EventCounter::new(),
+            queued: AtomicUsize::new(0),
         });
         let handle = Arc::new(Handle(shared.clone()));
         *shared.handle.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&handle);
@@ -272,7 +275,7 @@ impl IdShared {
     /// Moves to another channel, with the events that have not been fetched.
     pub(super) fn migrate(&self, to: &EventChannel) {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = channel.remove_if(|event| self.concerns(event));
+        let mine = channel.remove_of(self);
         for event in mine {
             if let Some(request) = &event.request {
                 request.shared().follow(to);
@@ -285,14 +288,6 @@ impl IdShared {
     /// A connect request has its listener's channel until it is fetched.
     fn follow(&self, channel: &EventChannel) {
         *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = channel.clone();
-    }
-
-    fn concerns(&self, event: &Queued) -> bool {
-        let is_me = |id: &Arc<Self>| std::ptr::eq(Arc::as_ptr(id), self);
-        match &event.listen_id {
-            Some(listener) => is_me(listener),
-            None => is_me(&event.id),
-        }
     }
 
     /// The connection is established. iWARP: called under the queue pair's lock.
@@ -411,7 +406,7 @@ impl IdShared {
             named.abort(CloseCause::Local);
         }
         drop((qp, named, socket, bound));
-        let gone = self.channel().remove_if(|event| self.concerns(event));
+        let gone = self.channel().remove_of(self);
         // Among them may be connect requests, which are rejected by this.
         drop(gone);
     }

@@ -41,6 +41,22 @@ fn readable_if_and_only_if_not_empty() {
 }
 
 #[test]
+fn no_further_than_it_must() {
+    let queue = EventQueue::new().unwrap();
+    (1..=6).for_each(|entry| queue.push(entry));
+    let mut looked_at = 0;
+    let even = |entry: &i32| {
+        looked_at += 1;
+        entry % 2 == 0
+    };
+    assert_eq!(queue.remove_first(2, even), [2, 4]);
+    assert_eq!((looked_at, queue.len()), (4, 4));
+    assert_eq!(queue.remove_first(0, |_| unreachable!()), []);
+    assert_eq!(queue.remove_first(9, |_| true), [1, 3, 5, 6]);
+    assert!(!readable(&queue));
+}
+
+#[test]
 fn waits_as_long_as_it_should() {
     let queue = Arc::new(EventQueue::new().unwrap());
     let begun = Instant::now();
