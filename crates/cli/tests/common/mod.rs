@@ -204,6 +204,18 @@ impl Drop for Running {
     }
 }
 
+/// A port that nobody listens at.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A file of `docs`.
+pub fn document(name: &str) -> String {
+    let path = format!("{}/../../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
 /// Sends a signal to a process.
 pub fn signal(pid: u32, name: &str) {
     let status = Command::new("sh")
