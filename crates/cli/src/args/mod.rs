@@ -22,8 +22,8 @@ pub(crate) use traffic::{BwArgs, LatArgs, TrafficArgs, TransportArg};
 /// RDMA verbs in software: list devices, measure, test reachability, run programs.
 ///
 /// Needs no RDMA hardware, no kernel module and no privilege: every network interface that has an
-/// address is an RDMA device here, and speaks iWARP over TCP to other machines, whether they run
-/// this software, the siw driver of Linux or an RDMA network card.
+/// address is an RDMA device here, two in fact: one speaks iWARP over TCP, one RoCEv2 over UDP, to
+/// this software and to Linux's own drivers (siw, rxe) on this and on other machines.
 #[derive(Debug, Parser)]
 #[command(name = "softverbs", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -39,7 +39,8 @@ Examples:
   softverbs lat write                  write latency over loopback
   softverbs bw --server                wait for one client on port 18515 ...
   softverbs bw read 192.0.2.7          ... and measure from another machine
-  softverbs ping 192.0.2.7 -C 3 -v     ping an `rping -s`, or a `softverbs ping --server`
+  softverbs ping --server              wait for pings ...
+  softverbs ping 192.0.2.7 -C 3 -v     ... and ping that, or an `rping -s` on iWARP
   softverbs run -- ibv_devinfo         run a program that uses libibverbs or librdmacm
   softverbs doctor ibv_devinfo         what would keep it from running
   softverbs races ib-data              every order in which a connection can be made

@@ -62,7 +62,8 @@ pub(crate) struct PingArgs {
     #[arg(short, long)]
     pub(crate) debug: bool,
 
-    /// Transport [default: iwarp]
+    /// Transport [default: $SOFTVERBS_TRANSPORT, or iwarp; `softverbs run -- rping` is on roce if not
+    /// told otherwise]
     #[arg(long, value_enum)]
     pub(crate) transport: Option<TransportArg>,
 
@@ -91,6 +92,7 @@ Examples:
   softverbs ping 2001:db8::7 -C 1 -v   over IPv6, data printed
   softverbs ping 192.0.2.7 --transport roce -C 3
                                        over RoCEv2
-  rping -c -a 192.0.2.7 -C 3 -v        the same server, pinged by rdma-core
+  softverbs run --transport iwarp -- rping -c -a 192.0.2.7 -C 3 -v
+                                       the first one's server, pinged by rdma-core's rping
 
 Exit status: 0 success, 1 the run failed, 2 wrong usage.";

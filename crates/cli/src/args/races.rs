@@ -56,7 +56,8 @@ pub(crate) struct RacesArgs {
     #[arg(long, value_name = "STEPS", value_parser = parse_count)]
     pub(crate) depth: Option<usize>,
 
-    /// Stop after about so many states
+    /// Stop after about so many states: each thread looks at the limit only once it has gone on from
+    /// another 1500, so that small numbers are exceeded
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) states: Option<usize>,
 

@@ -28,7 +28,8 @@ pub(crate) struct BwArgs {
     #[command(flatten)]
     pub(crate) common: TrafficArgs,
 
-    /// Messages that one queue pair may have under way [default: 128]
+    /// Messages that one queue pair may have under way [default: 128; above 8 MiB a message so many
+    /// as are 1 GiB, 2 at least]
     #[arg(short, long, value_name = "DEPTH", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub(crate) tx_depth: Option<u32>,
 
@@ -51,7 +52,13 @@ pub(crate) struct BwArgs {
 /// ib_read_lat reports it. Without an address both ends run here, over loopback. `--server` waits for a
 /// client, an ADDRESS is the server to measure against.
 #[derive(Debug, Args)]
-#[command(after_help = LAT_EXAMPLES, override_usage = "softverbs lat [OPTIONS] [write|read|send|atomic]\n       \
+#[command(after_help = LAT_EXAMPLES,
+    mut_arg("words", |arg| arg.help("The verb (write, read, send or atomic; default: send) and the server")),
+    mut_arg("size", |arg| arg.help("Octets of a message, up to 1G; K, M and G are powers of 1024 [default: 8]")),
+    mut_arg("iters", |arg| arg.help("Messages, each size [default: 1000]")),
+    mut_arg("events", |arg| arg.help("Sleep until a completion instead of polling (not for `lat write` without --imm)")),
+    mut_arg("inline", |arg| arg.help("Hand messages up to this size over inline, 1K at most [default: 64]")),
+    override_usage = "softverbs lat [OPTIONS] [write|read|send|atomic]\n       \
     softverbs lat [OPTIONS] [write|read|send|atomic] ADDRESS\n       \
     softverbs lat [OPTIONS] --server [write|read|send|atomic]")]
 pub(crate) struct LatArgs {
@@ -63,13 +70,12 @@ pub(crate) struct LatArgs {
 /// Options that `bw` and `lat` share.
 #[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
-    /// The verb (write, read, send or atomic; default: write for bw, send for lat and UD) and
-    /// the server
+    /// The verb (write, read, send or atomic; default: write, over UD send) and the server
     #[arg(value_name = "VERB] [ADDRESS", num_args = 0..=2)]
     pub(crate) words: Vec<String>,
 
-    /// Octets of a message; K, M and G are powers of 1024 [default: 64K for bw, 8 for lat and
-    /// atomic, for bw over UD 1K or the path MTU]
+    /// Octets of a message, up to 1G; K, M and G are powers of 1024 [default: 64K; atomic 8; over UD
+    /// 1K or the path MTU]
     #[arg(short, long, value_parser = parse_size, conflicts_with = "all")]
     pub(crate) size: Option<u64>,
 
@@ -94,7 +100,7 @@ pub(crate) struct TrafficArgs {
     #[arg(short = 'A', long, value_name = "OPERATION", value_enum)]
     pub(crate) atomic_type: Option<AtomicArg>,
 
-    /// Messages a queue pair, each size [default: 5000 for bw, 1000 for lat]
+    /// Messages a queue pair, each size [default: 5000]
     #[arg(short = 'n', long, value_name = "COUNT", conflicts_with = "duration",
           value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub(crate) iters: Option<u64>,
@@ -103,11 +109,11 @@ pub(crate) struct TrafficArgs {
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) duration: Option<Duration>,
 
-    /// Sleep until a completion instead of polling (not for `lat write` without --imm)
+    /// Sleep until a completion instead of polling
     #[arg(short, long)]
     pub(crate) events: bool,
 
-    /// Hand messages up to this size over inline, 1K at most [default: 0 for bw, 64 for lat]
+    /// Hand messages up to this size over inline, 1K at most [default: 0]
     #[arg(short = 'I', long, value_name = "SIZE", value_parser = parse_inline)]
     pub(crate) inline: Option<u16>,
 
@@ -127,7 +133,8 @@ pub(crate) struct TrafficArgs {
     #[arg(short, long, default_value_t = 18515)]
     pub(crate) port: u16,
 
-    /// Transport [default: that of the device, or iwarp]
+    /// Transport [default: that of the device; roce with -c UC, -c UD and --mtu; else
+    /// $SOFTVERBS_TRANSPORT, or iwarp]
     #[arg(long, value_enum)]
     pub(crate) transport: Option<TransportArg>,
 
@@ -164,7 +171,8 @@ pub(crate) struct TrafficArgs {
     #[arg(long)]
     pub(crate) tcp_exchange: bool,
 
-    /// Seconds without an answer after which the other end counts as dead
+    /// Seconds without an answer after which the other end counts as dead; what large messages take
+    /// (1 s for 100 MB under way) comes on top
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) timeout: Duration,
 
