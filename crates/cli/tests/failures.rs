@@ -97,15 +97,22 @@ fn the_reason_survives_a_host_with_several_addresses() {
 #[test]
 fn one_end_exchanges_over_tcp_and_the_other_does_not() {
     let (server, port) = Running::serve(softverbs("bw --server -p 0 --tcp-exchange"));
-    bounded(sv(&format!("bw 127.0.0.1 -p {port} --timeout 3"))).failed("127.0.0.1");
+    bounded(sv(&format!("bw 127.0.0.1 -p {port} --timeout 3"))).failed("--tcp-exchange");
+    let line = format!("bw 127.0.0.1 -p {port} --timeout 3 --transport roce");
+    bounded(sv(&line)).failed("no server listens there over roce");
     // Strangers do not end a server.
     sv(&format!("bw 127.0.0.1 -p {port} --tcp-exchange -n 10")).ok();
-    server.finish().ok();
+    let server = server.finish();
+    assert!(
+        server.err.contains("--tcp-exchange has to be given"),
+        "{server:?}"
+    );
+    server.ok();
     let (server, port) = Running::serve(softverbs("bw --server -p 0"));
     bounded(sv(&format!(
         "bw 127.0.0.1 -p {port} --tcp-exchange --timeout 3"
     )))
-    .failed("127.0.0.1");
+    .failed("--tcp-exchange has to be given at both ends");
     sv(&format!("bw 127.0.0.1 -p {port} -n 10")).ok();
     server.finish().ok();
 }
@@ -270,7 +277,30 @@ fn the_child_is_killed_and_the_parent_tells() {
     };
     thread::sleep(Duration::from_millis(400));
     common::signal(child, "KILL");
-    bounded(parent.finish()).failed("lost");
+    bounded(parent.finish()).failed("(the other end was killed: signal: 9 (SIGKILL))");
+}
+
+#[test]
+fn both_ends_give_up() {
+    // Over RoCE, where nothing but silence shows that the network is gone.
+    let plan = "--transport roce --timeout 2 --fault any:300ms-=partition";
+    let ended = bounded(sv(&format!("bw -D 60 {plan}")));
+    assert!(!ended.err.contains("127.0.0.1"), "{ended:?}");
+    ended.failed("no answer from the peer for 2 s (--timeout)");
+}
+
+#[test]
+fn large_messages_are_no_silence() {
+    // Each end hears nothing of the other one until a whole message has gone; here as many as are
+    // one's due take longer than the time after which a peer counts as dead.
+    let line = "bw send -s 256M -q 8 -n 2 --timeout 1";
+    let (server, port) = Running::serve(softverbs("bw --server -p 0 --timeout 1"));
+    let out = sv(&format!(
+        "{line} 127.0.0.1 -p {port} --fault fpdu=rate:600M"
+    ))
+    .ok();
+    assert_eq!(common::rows(&out)[0][..2], [f64::from(256 << 20), 16.0]);
+    server.finish().ok();
 }
 
 #[test]

@@ -78,6 +78,29 @@ fn every_option_is_explained() {
 }
 
 #[test]
+fn each_command_tells_its_own_defaults() {
+    let lat = sv("lat --help").ok();
+    for words in ["[default: 8]", "[default: 1000]", "default: send)"] {
+        assert!(lat.contains(words), "{words}: {lat}");
+    }
+    let bw = sv("bw --help").ok();
+    for words in ["[default: 64K;", "[default: 5000]", "default: write"] {
+        assert!(bw.contains(words), "{words}: {bw}");
+        assert!(!lat.contains(words), "{words}: {lat}");
+    }
+    assert!(!bw.contains("lat write"), "{bw}");
+    assert!(sv("--help").ok().contains("RoCEv2"));
+    let env = sv("env --help").ok();
+    assert!(
+        env.contains("`eval \"$(softverbs env)\"`") && !env.contains('\\'),
+        "{env}"
+    );
+    // Nothing in an example is a race between two ends.
+    let run = sv("run --help").ok();
+    assert!(!run.contains(" & "), "{run}");
+}
+
+#[test]
 fn wrong_usage() {
     sv("").usage("Usage");
     sv("frobnicate").usage("frobnicate");

@@ -57,7 +57,7 @@ impl TcpControl {
         let stream = stream.map_err(|error| {
             Failure::run(match error.kind() {
                 ErrorKind::ConnectionRefused => {
-                    "connection refused: does a server listen there?".to_owned()
+                    "connection refused: does a server with --tcp-exchange listen there?".to_owned()
                 }
                 ErrorKind::TimedOut => "no answer from the peer while connecting".to_owned(),
                 _ => format!("cannot connect: {error}"),

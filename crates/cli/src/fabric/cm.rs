@@ -177,7 +177,8 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
             "the peer rejected the connection".to_owned()
         }
         (EventKind::Rejected, errno::ECONNREFUSED | NO_SUCH_SERVICE) => {
-            "connection refused: no server listens there".to_owned()
+            let transport = event.id().transport();
+            format!("connection refused: no server listens there over {transport} (--transport)")
         }
         (EventKind::Rejected, errno::ECONNRESET) | (EventKind::Disconnected, _) => {
             format!("the peer closed the connection while {doing}")
@@ -186,7 +187,10 @@ pub(crate) fn unwanted(event: &CmEvent, doing: &str) -> Failure {
             format!("no answer from the peer while {doing}")
         }
         (EventKind::ConnectError, errno::EINVAL | errno::EPROTO) => {
-            format!("the peer does not answer as an iWARP peer does, while {doing}")
+            format!(
+                "the peer does not answer as an iWARP peer does, while {doing} (a server with \
+                 --tcp-exchange wants it at both ends)"
+            )
         }
         (EventKind::Unreachable, status) => {
             format!(

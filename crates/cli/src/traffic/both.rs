@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -143,19 +144,31 @@ impl Server {
             return failure;
         };
         // If it has anything to say, it does so soon.
-        let _ = self.wait(Duration::from_millis(300));
+        let status = self.wait(Duration::from_millis(300)).unwrap_or_default();
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(20)) {
             self.note(&line);
         }
-        match self.complaint.take() {
-            Some(complaint) => Failure::Run(format!("{text} (the other end: {complaint})")),
-            None => Failure::Run(text),
-        }
+        let killed = status.filter(|status| status.signal().is_some());
+        Failure::Run(match (self.complaint.take(), killed) {
+            (Some(complaint), _) if complaint == text => {
+                format!("{text}, and the other end says the same")
+            }
+            (Some(complaint), _) => format!("{text} (the other end: {complaint})"),
+            (None, Some(status)) => format!("{text} (the other end was killed: {status})"),
+            (None, None) => text,
+        })
     }
 
     fn note(&mut self, line: &str) {
-        if let Some(complaint) = line.strip_prefix("softverbs: ") {
-            self.complaint.get_or_insert_with(|| complaint.to_owned());
+        let Some(mut complaint) = line.strip_prefix("softverbs: ") else {
+            return;
+        };
+        // It names its client, which is this process.
+        if let Some((address, rest)) = complaint.split_once(": ")
+            && address.parse::<SocketAddr>().is_ok()
+        {
+            complaint = rest;
         }
+        self.complaint.get_or_insert_with(|| complaint.to_owned());
     }
 }

@@ -164,8 +164,14 @@ fn greet(
     if plan.tcp_exchange {
         let mut control = Control::Tcp(TcpControl::connect(peer, plan.timeout)?);
         control.send(&hello)?;
-        let answer = control.receive(plan.timeout)?;
-        return Ok((control, answer));
+        let answer = match control.receive(plan.timeout) {
+            // What listens there has no use for such a connection.
+            Err(Failure::Run(why)) => Err(Failure::run(format!(
+                "{why}; --tcp-exchange has to be given at both ends"
+            ))),
+            other => other,
+        };
+        return Ok((control, answer?));
     }
     let source = device_address(&plan.local, Some(peer))?;
     let dial = Dial::resolve(cm, peer, source, &[])?;

@@ -150,7 +150,7 @@ impl Door {
                     Err(failure @ Failure::Run(_)) => failure,
                     Err(failure) => return Err(failure),
                 };
-                let reason = reason.to_string();
+                let reason = format!("{reason}; --tcp-exchange has to be given at both ends");
                 let _ = control.send(&Message::Refuse(reason.clone()));
                 complain(&format!("{}: {reason}", show(address)));
             },
