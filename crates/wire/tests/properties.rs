@@ -1,5 +1,7 @@
 //! Any octets can be parsed without a panic, and what was parsed is emitted as the same octets.
 
+#[path = "support/effort.rs"]
+mod effort;
 #[path = "support/roundtrip.rs"]
 mod roundtrip;
 
@@ -15,6 +17,7 @@ use softverbs_wire::rdmap::{
 use softverbs_wire::terminate::{Terminate, TerminateCode, TerminateTriple};
 use softverbs_wire::{Malformed, Parsed, Reader, Writer};
 
+use effort::effort;
 use roundtrip::same_octets;
 
 /// If `value` is emitted and parsed, it is still `value`.
@@ -103,6 +106,8 @@ fn enhanced() -> impl Strategy<Value = Enhanced> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256 * effort()))]
+
     #[test]
     fn headers_from_any_octets(octets in vec(any::<u8>(), 0..100)) {
         same_octets(&octets, Control::parse, Control::emit);

@@ -1,6 +1,8 @@
 //! Any octets can be parsed as RoCEv2 without a panic, and what was parsed is emitted as the same
 //! octets.
 
+#[path = "support/effort.rs"]
+mod effort;
 #[path = "support/roundtrip.rs"]
 mod roundtrip;
 
@@ -20,6 +22,7 @@ use softverbs_wire::ib::{
 use softverbs_wire::num::{FlowLabel, Psn, Qpn, ServiceId};
 use softverbs_wire::{Reader, Writer};
 
+use effort::effort;
 use roundtrip::same_octets;
 
 /// Octets that begin as the packet of some opcode does.
@@ -57,6 +60,8 @@ fn check_packet(octets: &[u8]) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256 * effort()))]
+
     #[test]
     fn octets_of_headers_survive(octets in vec(any::<u8>(), 0..64)) {
         same_octets(&octets, Bth::parse, Bth::emit);

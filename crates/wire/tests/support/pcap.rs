@@ -18,15 +18,20 @@ pub(crate) fn read(name: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// The names of all files there, in their order.
+pub(crate) fn names() -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|file| file.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
 /// How many files there have names that start with `prefix`.
 pub(crate) fn count_of(prefix: &str) -> usize {
-    std::fs::read_dir(folder())
-        .unwrap()
-        .filter(|file| {
-            let name = file.as_ref().unwrap().file_name();
-            name.to_string_lossy().starts_with(prefix)
-        })
-        .count()
+    let names = names();
+    names.iter().filter(|name| name.starts_with(prefix)).count()
 }
 
 /// The Ethernet frames of a file. A frame that was not captured whole is an error.
