@@ -2,10 +2,12 @@
 //! at most once, with exactly one event unless its owner gave it up, and nothing is left.
 
 mod cm_support;
+mod effort;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cm_support::*;
+use effort::effort;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use softverbs_proto::cm::config::Config;
@@ -397,7 +399,7 @@ impl Play {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(1000 * effort()))]
 
     #[test]
     fn every_connection_ends_once_and_nothing_is_left(steps in vec(step(), 1..120)) {

@@ -1,8 +1,10 @@
 //! Packets that no honest peer sends: never a panic, never an octet where it may not be, every
 //! request completed once, and bounded work.
 
+mod effort;
 mod roce_common;
 
+use effort::effort;
 use roce_common::*;
 use softverbs_proto::memory::Access;
 use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
@@ -245,7 +247,7 @@ fn post(end: &mut End, random: &mut Random, wr_id: u64) {
 fn attack(qp_type: QpType, service: usize) {
     let mut kinds = std::collections::HashMap::new();
     let (mut accepted, mut died) = (0, 0);
-    for seed in 0..600 {
+    for seed in 0..600 * u64::from(effort()) {
         let mut random = Random(seed);
         let mut end = victim(qp_type, &mut random);
         let mut posted = 0;

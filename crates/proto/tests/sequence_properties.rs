@@ -1,34 +1,16 @@
 //! Whenever things happen: each request completes exactly once, in the order of posting.
 
 mod common;
+mod effort;
 
+use common::strategies::agreements;
 use common::*;
+use effort::effort;
 use proptest::prelude::*;
 use softverbs_proto::iwarp::negotiate::{Negotiated, RtrKind};
 use softverbs_proto::iwarp::stream::{CloseCause, FpduSizing};
 use softverbs_proto::memory::Access;
 use softverbs_proto::wr::{Completion, SendFlags, SendOp, SendRequest, WcStatus};
-
-fn agreements() -> impl Strategy<Value = Negotiated> {
-    let rtr = prop_oneof![
-        Just(None),
-        Just(Some(RtrKind::Send)),
-        Just(Some(RtrKind::Write)),
-        Just(Some(RtrKind::Read)),
-    ];
-    (any::<[bool; 4]>(), 0..20_u16, 0..20_u16, rtr).prop_map(|(flags, ird, ord, rtr)| {
-        let [crc, markers_in, markers_out, rfc7306] = flags;
-        Negotiated {
-            crc,
-            markers_out,
-            markers_in,
-            ird,
-            ord,
-            rtr,
-            rfc7306,
-        }
-    })
-}
 
 fn ids(completions: &[Completion]) -> Vec<u64> {
     completions
@@ -274,7 +256,7 @@ fn sequence(
 /// So many cases, and no files beside the tests: a failure prints its input.
 fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
-        cases,
+        cases: cases * effort(),
         failure_persistence: None,
         ..ProptestConfig::default()
     }

@@ -9,7 +9,7 @@ use softverbs_wire::codec::{Malformed, Parsed, Reader};
 use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::ddp::{Control, DdpHeader};
 use softverbs_wire::mpa::fpdu::{Fpdu, Trailer, UlpduLength};
-use softverbs_wire::mpa::marker;
+use softverbs_wire::mpa::marker::{self, Marker};
 use softverbs_wire::num::Lkey;
 use softverbs_wire::terminate::Terminate;
 
@@ -211,15 +211,18 @@ impl Stream {
     fn first_octets(&mut self) -> Result<(), Fault> {
         let mut reader = Reader::new(&self.rx.head[..FIRST]);
         self.rx.length = UlpduLength::parse(&mut reader)?;
-        let control = Control::parse(&mut reader)?;
         let ulpdu_len = self.rx.length.get();
         self.offender = Offender {
             ulpdu_len,
             ..Offender::default()
         };
-        if usize::from(self.rx.length.get()) < Control::LEN {
-            return Err(Malformed::Truncated.into());
+        if usize::from(ulpdu_len) < Control::LEN {
+            // Too short for any header, but if its CRC is wrong, that is the error.
+            let need = self.rx.length.fpdu_len();
+            self.rx.state = State::Head { need };
+            return Ok(());
         }
+        let control = Control::parse(&mut reader)?;
         let need = match self.shape(control, self.rx.length.get()) {
             Ok(Shape::Control) => self.rx.length.fpdu_len(),
             Ok(Shape::Data | Shape::TooLong) => UlpduLength::LEN + DdpHeader::len_of(control),
@@ -302,7 +305,12 @@ impl Stream {
                         Parsed::NeedMore(_) => Err(Malformed::Truncated.into()),
                     });
                 }
-                Ok(Parsed::NeedMore(more)) => self.rx.marked_need = marked.len() - used + more,
+                Ok(Parsed::NeedMore(more)) => {
+                    // A wrong length is found by the next marker, not by waiting for its end.
+                    let there = marked.len() - used;
+                    let marker = to_end_of_marker(self.rx.position.wrapping_add(there as u64));
+                    self.rx.marked_need = there + more.min(marker);
+                }
                 Err(malformed) => result = Err(malformed.into()),
             }
         }
@@ -339,4 +347,17 @@ impl Stream {
         }
         self.rx.direct = pieces;
     }
+}
+
+/// Octets from `position` to the end of the next marker, or of the one that it is in.
+fn to_end_of_marker(position: u64) -> usize {
+    let spacing = u64::from(marker::SPACING);
+    let len = Marker::LEN as u64;
+    let behind = position % spacing;
+    let left = if behind < len {
+        len - behind
+    } else {
+        spacing - behind + len
+    };
+    usize::try_from(left).unwrap_or(usize::MAX)
 }

@@ -12,6 +12,7 @@ pub mod memory;
 pub mod pair;
 pub mod raw;
 pub mod requests;
+pub mod strategies;
 
 use core::time::Duration;
 

@@ -1,6 +1,8 @@
 //! FPDUs made by hand, and what came back.
 
 use softverbs_proto::iwarp::negotiate::Negotiated;
+use softverbs_proto::iwarp::stream::Role;
+use softverbs_proto::wr::SendOp;
 use softverbs_wire::codec::{Parsed, Reader};
 use softverbs_wire::crc32c::Crc32c;
 use softverbs_wire::ddp::{Control, DdpHeader, TaggedHeader, UntaggedHeader};
@@ -9,7 +11,7 @@ use softverbs_wire::num::{MessageOffset, Msn, QueueNumber, Stag, TaggedOffset};
 use softverbs_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use softverbs_wire::terminate::Terminate;
 
-use super::{End, LARGEST, RESPONDER, VecMemory, at, config, pattern, sge};
+use super::{End, LARGEST, RESPONDER, VecMemory, at, config, pattern, rkey, sge, wr};
 
 /// A frame with a right CRC.
 pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
@@ -181,4 +183,45 @@ impl End {
         self.flush();
         segments(&self.record).last().and_then(terminate)
     }
+}
+
+/// A victim in the other role.
+pub fn victim_of(negotiated: Negotiated, initiator: bool) -> End {
+    let mut end = victim(negotiated.clone());
+    if initiator {
+        let memory = end.memory.clone();
+        end = End::new(config());
+        end.memory = memory;
+        end.stream
+            .attach(at(0), Role::Initiator, negotiated, LARGEST);
+        end.drain();
+    }
+    end
+}
+
+/// Requests of our own, so that answers have something to answer.
+pub fn own_requests(end: &mut End) -> Vec<u64> {
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: rkey(1),
+    };
+    let add = SendOp::FetchAdd {
+        remote_addr: 0,
+        rkey: rkey(1),
+        add: 1,
+    };
+    let requests = [
+        wr(0, read, sge(9, 0x9080, 40)),
+        wr(1, add, sge(9, 0x90c0, 8)),
+        wr(2, read, sge(9, 0x90c8, 0)),
+        wr(3, SendOp::Send, sge(1, 0x1000, 3000)),
+    ];
+    let mut posted = Vec::new();
+    for request in requests {
+        let wr_id = request.wr_id;
+        if end.stream.post_send(request).is_ok() {
+            posted.push(wr_id);
+        }
+    }
+    posted
 }

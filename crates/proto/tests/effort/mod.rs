@@ -4,5 +4,6 @@
 #![allow(unreachable_pub, reason = "a module of several test binaries")]
 /// By how much the number of cases is multiplied.
 pub fn effort() -> u32 {
-    std::env::var("SOFTVERBS_FUZZ").map_or(1, |text| text.parse().expect("SOFTVERBS_FUZZ: a number"))
+    std::env::var("SOFTVERBS_FUZZ")
+        .map_or(1, |text| text.parse().expect("SOFTVERBS_FUZZ: a number"))
 }
