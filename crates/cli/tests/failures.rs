@@ -339,6 +339,20 @@ fn too_much_for_the_library_is_said_clearly() {
 }
 
 #[test]
+fn more_connections_than_open_files() {
+    let limited = |limit: &str, line: &str| {
+        let softverbs = env!("CARGO_BIN_EXE_softverbs");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("ulimit {limit} && exec {softverbs} {line}")]);
+        common::run(command)
+    };
+    limited("-n 128", "bw -q 200 -n 1").failed("-q 200: over iWARP each queue pair takes a file");
+    limited("-n 128", "bw -q 200 -n 1 --transport roce").ok();
+    // What is a default only does not count.
+    limited("-S -n 128", "bw -q 200 -n 1").ok();
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut command = softverbs("bw -a -n 2");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -10,7 +10,7 @@ use super::bandwidth;
 use super::endpoint::Endpoint;
 use super::progress::Progress;
 use super::service;
-use super::{judge, latency, result_of, sleeps};
+use super::{check_descriptors, judge, latency, result_of, sleeps};
 use crate::exchange::{CmControl, Control, Message, RoundResult, TcpControl, unexpected};
 use crate::fabric::{Cm, Dial, device_address};
 use crate::failure::{Failure, Outcome};
@@ -129,6 +129,7 @@ fn settle(plan: &TrafficPlan, cm: &Cm, peer: SocketAddr) -> Outcome<(Workload, T
     let dial = Dial::resolve(cm, peer, source, &[])?;
     let transport = dial.id.transport();
     workload.check_transport(transport)?;
+    check_descriptors(&workload, transport)?;
     let context = dial.id.verbs();
     let context = context.ok_or_else(|| Failure::run("the route has no device"))?;
     service::check_port(&context, &workload)?;

@@ -23,14 +23,21 @@ mod server;
 mod service;
 mod waiter;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use softverbs::Transport;
+
 use crate::exchange::RoundResult;
 use crate::failure::{Failure, Outcome};
 use crate::plan::{Metric, Role, TrafficPlan, Verb, Workload};
 
 use self::bandwidth::Tally;
 
+/// Descriptors that an end needs besides those of its queue pairs.
+const OTHER_DESCRIPTORS: u64 = 24;
+
 /// Carries out the plan.
 pub(crate) fn run(plan: &TrafficPlan) -> Outcome<()> {
+    raise_descriptors();
     match &plan.role {
         Role::BothEnds => both::run(plan),
         Role::Server(server) => server::run(plan, server),
@@ -39,6 +46,31 @@ pub(crate) fn run(plan: &TrafficPlan) -> Outcome<()> {
                 crate::fabric::resolve(host, *port).map_err(|failure| no_verb(failure, host))?;
             client::run(plan, &peers).map_err(|failure| failure.while_doing(host))
         }
+    }
+}
+
+/// As many open files as this process may have: the usual limit is for programs that use `select`.
+fn raise_descriptors() {
+    // Without it, fewer queue pairs are possible.
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+/// Refuses more connections than this process may have open.
+fn check_descriptors(workload: &Workload, transport: Transport) -> Outcome<()> {
+    let needed = u64::from(workload.qps) + OTHER_DESCRIPTORS;
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((most, _)) if transport == Transport::Iwarp && needed > most => {
+            Err(Failure::run(format!(
+                "-q {}: over iWARP each queue pair takes a file descriptor, and {most} may be open \
+                 (ulimit -n)",
+                workload.qps
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
