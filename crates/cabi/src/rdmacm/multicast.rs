@@ -16,8 +16,8 @@ pub(super) struct Group {
     address: SocketAddr,
     /// The application's value, which the group's events carry.
     context: *mut c_void,
-    /// Nothing of it comes to the queue pair.
-    send_only: bool,
+    /// What is sent to it comes to the queue pair: that was there, and it was not joined to send only.
+    attached: bool,
 }
 
 /// What the application said when it joined the group of an event.
@@ -54,16 +54,17 @@ unsafe fn join(
     unsafe {
         let (state, address) = (object(id)?, address::from_c(group)?);
         qp::adopt(id)?;
+        let attached = !send_only && !(*id).qp.is_null();
         // Known before its event comes.
         state.own().groups.push(Group {
             address,
             context,
-            send_only,
+            attached,
         });
-        let joined = if send_only || (*id).qp.is_null() {
-            state.id.join_to_send(address)
-        } else {
+        let joined = if attached {
             state.id.join_multicast(address)
+        } else {
+            state.id.join_to_send(address)
         };
         if let Err(error) = joined {
             state.own().groups.pop();
@@ -127,8 +128,9 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
                 None => return Err(Fault::new(libc::EADDRNOTAVAIL)),
             }
         };
-        if !group.send_only && state.id.qp().is_some() {
-            state.id.leave_multicast(address)?;
+        if group.attached {
+            // The queue pair may have gone, or be another one: it is not attached then.
+            let _ = state.id.leave_multicast(address);
         }
         Ok(0)
     })

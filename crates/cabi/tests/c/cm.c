@@ -345,6 +345,50 @@ static void devices(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static void take_join(struct rdma_event_channel *channel, void *context)
+{
+	struct rdma_cm_event *event = expect(channel, RDMA_CM_EVENT_MULTICAST_JOIN);
+
+	TRUE("the group's context", event->param.ud.private_data == context);
+	rdma_ack_cm_event(event);
+}
+
+/* Groups that are joined with a queue pair and without, and left with none, another or the same. */
+static void groups(struct rdma_event_channel *channel)
+{
+	/* Each call fills in its own. */
+	struct ibv_qp_init_attr attr = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_UD}, again = attr;
+	struct sockaddr_in lo = at("127.0.0.1", 0), group = at("239.7.7.7", 0);
+	struct rdma_cm_id *id;
+	int mark;
+
+	MUST("rdma_create_id", !rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+	if (rdma_bind_addr(id, ADDR(lo))) {
+		/* iWARP has no datagrams. */
+		EQ("errno", errno, EOPNOTSUPP);
+		EQ("destroy", rdma_destroy_id(id), 0);
+		return;
+	}
+	EQ("join without a queue pair", rdma_join_multicast(id, ADDR(group), &mark), 0);
+	take_join(channel, &mark);
+	EQ("and leave", rdma_leave_multicast(id, ADDR(group)), 0);
+	EQ("join without a queue pair", rdma_join_multicast(id, ADDR(group), &mark), 0);
+	take_join(channel, &mark);
+	MUST("rdma_create_qp", !rdma_create_qp(id, NULL, &attr));
+	EQ("leave with one", rdma_leave_multicast(id, ADDR(group)), 0);
+	FAILS("leave again", rdma_leave_multicast(id, ADDR(group)), EADDRNOTAVAIL);
+	EQ("join with a queue pair", rdma_join_multicast(id, ADDR(group), NULL), 0);
+	take_join(channel, NULL);
+	EQ("and leave", rdma_leave_multicast(id, ADDR(group)), 0);
+	EQ("join with a queue pair", rdma_join_multicast(id, ADDR(group), NULL), 0);
+	take_join(channel, NULL);
+	rdma_destroy_qp(id);
+	MUST("rdma_create_qp", !rdma_create_qp(id, NULL, &again));
+	EQ("leave with another", rdma_leave_multicast(id, ADDR(group)), 0);
+	rdma_destroy_qp(id);
+	EQ("destroy", rdma_destroy_id(id), 0);
+}
+
 int main(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -355,6 +399,7 @@ int main(void)
 	refused(channel);
 	acknowledged_first(channel);
 	migrated(channel);
+	groups(channel);
 	rdma_destroy_event_channel(channel);
 	synchronous();
 	names();
