@@ -205,6 +205,18 @@ impl Cq {
     /// places, sends what was left for this moment. Fails with EIO-like `CqErr` after an overrun:
     /// completions have been lost then.
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
+        let limit = out.len();
+        let mut places = out.iter_mut();
+        self.poll_each(limit, |wc| {
+            if let Some(place) = places.next() {
+                *place = wc;
+            }
+        })
+    }
+
+    /// As [`poll`](Self::poll), with a function that gets each of up to `limit` completions, while
+    /// the queue is locked: it must not use the queue.
+    pub fn poll_each(&self, limit: usize, mut put: impl FnMut(Wc)) -> Result<usize> {
         let cq = &*self.inner;
         if cq.overrun.load(Ordering::Relaxed) {
             return Err(Error::invalid("cq", "overrun: completions were lost"));
@@ -216,7 +228,7 @@ impl Cq {
             Ordering::Relaxed,
         );
         cq.flush_deferred(Visit::Poll);
-        let found = cq.take(out);
+        let found = cq.take(limit, &mut put);
         if found > 0 {
             cq.empty.store(0, Ordering::Relaxed);
             let since = cq.since_driven.load(Ordering::Relaxed) + 1;
@@ -230,7 +242,7 @@ impl Cq {
         let empty = cq.empty.load(Ordering::Relaxed).wrapping_add(1);
         cq.empty.store(empty, Ordering::Relaxed);
         cq.drive(empty);
-        let found = cq.take(out);
+        let found = cq.take(limit, &mut put);
         if found == 0 && empty.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
         }
@@ -294,13 +306,11 @@ impl CqInner {
         self.cqe.load(Ordering::Relaxed)
     }
 
-    fn take(&self, out: &mut [Wc]) -> usize {
+    fn take(&self, limit: usize, put: impl FnMut(Wc)) -> usize {
         let mut queue = self.lock();
         queue.settle();
-        let count = out.len().min(queue.entries.len());
-        for (to, from) in out.iter_mut().zip(queue.entries.drain(..count)) {
-            *to = from;
-        }
+        let count = limit.min(queue.entries.len());
+        queue.entries.drain(..count).for_each(put);
         count
     }
 

@@ -89,11 +89,19 @@ unsafe extern "C" {
 }
 
 /// Runs the body of an entry point. A panic is a defect of ours; C hears of it as EIO.
-fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _not_cancelled = NotCancelled::new();
-    catch_unwind(AssertUnwindSafe(body))
-        .unwrap_or(Err(Fault(libc::EIO)))
-        .inspect_err(|fault| set_errno(fault.errno()))
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Fault(libc::EIO)))
+}
+
+/// The same, and sets `errno`.
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    caught(body).inspect_err(|fault| set_errno(fault.errno()))
+}
+
+/// An entry point that returns 0 or an `errno` value, often one that is no error, and sets nothing.
+pub(crate) fn quietly(body: impl FnOnce() -> Result<()>) -> c_int {
+    caught(body).map_or_else(Fault::errno, |()| 0)
 }
 
 /// An entry point that returns 0 or an `errno` value.
@@ -138,5 +146,6 @@ mod tests {
     #[test]
     fn nothing_unwinds() {
         assert_eq!(errno(|| panic!("on purpose")), libc::EIO);
+        assert_eq!(quietly(|| panic!("on purpose")), libc::EIO);
     }
 }

@@ -7,7 +7,7 @@ mod ptr;
 mod users;
 mod wait;
 
-pub(crate) use self::guard::{Fault, Result, errno, minus_one, null, or, set_errno};
+pub(crate) use self::guard::{Fault, Result, errno, minus_one, null, or, quietly, set_errno};
 pub(crate) use self::handle::{Object, c_object, create, destroy, object};
 #[allow(unused_imports, reason = "for entry points to come")]
 pub(crate) use self::ptr::{c_str, c_string_into, in_ref, out_mut, slice};

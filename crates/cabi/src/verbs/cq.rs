@@ -13,9 +13,6 @@ use super::pd::next_handle;
 use crate::abi::*;
 use crate::ffi::{self, Fault, Result, Use, Users, c_object, object};
 
-/// Completions that are taken out of the queue at a time.
-const BATCH: usize = 32;
-
 /// The smallest queue.
 const LEAST: u32 = 64;
 
@@ -176,20 +173,14 @@ pub(super) unsafe extern "C" fn poll_cq(
         // SAFETY: C's queue, or null.
         let cq = &unsafe { object(cq) }?.cq;
         let wanted = usize::try_from(num_entries).map_err(|_| Fault::INVALID)?;
-        let mut batch = [Wc::default(); BATCH];
-        let mut found = 0;
-        while found < wanted {
-            let room = (wanted - found).min(BATCH);
-            let taken = cq.poll(&mut batch[..room])?;
-            for (index, completion) in batch[..taken].iter().enumerate() {
-                // SAFETY: C has room for `num_entries` of them at `wc`.
-                unsafe { wc.add(found + index).write(c_wc(completion)) };
+        let mut place = wc;
+        let found = cq.poll_each(wanted, |completion| {
+            // SAFETY: C has room for `num_entries` of them at `wc`.
+            unsafe {
+                place.write(c_wc(&completion));
+                place = place.add(1);
             }
-            found += taken;
-            if taken < room {
-                break;
-            }
-        }
+        })?;
         // No more than `num_entries`.
         c_int::try_from(found).map_err(|_| Fault::INVALID)
     })

@@ -7,7 +7,6 @@ use std::ptr;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
-use softverbs::Wc;
 
 use super::cq::{self, CqInit, c_wc};
 use crate::abi::*;
@@ -96,11 +95,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 unsafe fn advance(cq: *mut ibv_cq_ex) -> Result<()> {
     // SAFETY: the caller's promise; an extended queue begins with a plain one.
     let state = unsafe { object(cq.cast::<ibv_cq>()) }?;
-    let mut wc = [Wc::default()];
-    if state.cq().poll(&mut wc)? == 0 {
-        return Err(Fault::new(libc::ENOENT));
-    }
-    let wc = c_wc(&wc[0]);
+    let mut wc = None;
+    state.cq().poll_each(1, |found| wc = Some(c_wc(&found)))?;
+    let wc = wc.ok_or(Fault::new(libc::ENOENT))?;
     // SAFETY: one thread at a time, see `Position`; and C reads these two fields, in this thread.
     unsafe {
         *state.position.0.get() = Some(wc);
@@ -120,28 +117,19 @@ unsafe fn current(cq: *mut ibv_cq_ex) -> Result<ibv_wc> {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    let known = ffi::or(false, || {
+    ffi::quietly(|| {
         // SAFETY: C's attributes.
-        Ok(attr.is_null() || unsafe { in_ref(attr) }?.comp_mask == 0)
-    });
-    if !known {
-        return libc::EINVAL;
-    }
-    // SAFETY: C's queue.
-    quietly(unsafe { advance(cq) })
+        if !attr.is_null() && unsafe { in_ref(attr) }?.comp_mask != 0 {
+            return Err(Fault::INVALID);
+        }
+        // SAFETY: C's queue.
+        unsafe { advance(cq) }
+    })
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: C's queue.
-    quietly(unsafe { advance(cq) })
-}
-
-/// ENOENT is no error.
-fn quietly(result: Result<()>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(fault) => fault.errno(),
-    }
+    ffi::quietly(|| unsafe { advance(cq) })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {

@@ -7,7 +7,7 @@ use softverbs::{Access, Mr, Rereg};
 
 use super::pd::next_handle;
 use crate::abi::*;
-use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object, set_errno};
+use crate::ffi::{self, Fault, Result, Use, c_object, in_ref, object};
 
 /// What we keep of a region.
 pub(crate) struct MrState {
@@ -156,23 +156,20 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access_flags: c_int,
 ) -> c_int {
-    // SAFETY: C's region, domain and memory.
-    match unsafe {
-        rereg(
-            mr,
-            flags.cast_unsigned(),
-            pd,
-            addr,
-            length,
-            access_flags.cast_unsigned(),
-        )
-    } {
-        Ok(()) => 0,
-        Err(fault) => {
-            set_errno(fault.errno());
-            REREG_MR_ERR_INPUT
-        }
-    }
+    ffi::or(REREG_MR_ERR_INPUT, || {
+        // SAFETY: C's region, domain and memory.
+        unsafe {
+            rereg(
+                mr,
+                flags.cast_unsigned(),
+                pd,
+                addr,
+                length,
+                access_flags.cast_unsigned(),
+            )
+        }?;
+        Ok(0)
+    })
 }
 
 /// Changes what `flags` name.

@@ -217,7 +217,10 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: C's objects, and its queue pair between start and complete.
     unsafe {
-        match in_ref(info).and_then(|info| bind_op(mw, rkey, info)) {
+        let op = ffi::or(Err(Fault::INVALID), || {
+            Ok(in_ref(info).and_then(|info| bind_op(mw, rkey, info)))
+        });
+        match op {
             Ok(op) => begin(qp, op),
             Err(fault) => edit(qp, |_| Err(fault)),
         }
@@ -311,11 +314,19 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     ffi::errno(|| {
         // SAFETY: C's queue pair, or null.
         let state = unsafe { object(qp.cast::<ibv_qp>()) }?;
+        let _over = Over(&state.requests);
         // SAFETY: the caller is the one between start and complete.
-        let result = post(state, unsafe { &*state.requests.pieces.get() });
-        state.requests.taken.store(false, Ordering::Release);
-        result
+        post(state, unsafe { &*state.requests.pieces.get() })
     })
+}
+
+/// Lets the next one start, even after a panic.
+struct Over<'a>(&'a Requests);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.taken.store(false, Ordering::Release);
+    }
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
