@@ -188,3 +188,6 @@ c_struct! {
         sib_scope_id: u64,
     }
 }
+
+/// Octets of `struct ibv_path_data`.
+pub(crate) const PATH_DATA: usize = 72;

@@ -4,6 +4,7 @@
 mod guard;
 mod handle;
 mod ptr;
+mod sockaddr;
 mod users;
 mod wait;
 
@@ -11,5 +12,6 @@ pub(crate) use self::guard::{Fault, Result, errno, minus_one, null, or, quietly,
 pub(crate) use self::handle::{Object, c_object, create, destroy, object};
 #[allow(unused_imports, reason = "for entry points to come")]
 pub(crate) use self::ptr::{c_str, c_string_into, in_ref, out_mut, slice};
+pub(crate) use self::sockaddr::{c_socket_addr, family, socket_addr, socklen};
 pub(crate) use self::users::{Use, Users};
 pub(crate) use self::wait::{Events, event, next};

@@ -1,16 +1,12 @@
 //! Addresses as C has them: sockets' addresses, GIDs, address vectors and path records.
 
-use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::ptr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use softverbs::{Context, Gid, Transport};
 
 use crate::abi::*;
-use crate::ffi::{Fault, Result};
+use crate::ffi::{self, Fault, Result};
 
-const AF_INET: libc::sa_family_t = 2;
-const AF_INET6: libc::sa_family_t = 10;
 /// `AF_IB`, the family of `sockaddr_ib`.
 pub(super) const AF_IB: libc::sa_family_t = 27;
 
@@ -23,22 +19,8 @@ pub(super) unsafe fn from_c(address: *const libc::sockaddr) -> Result<SocketAddr
     if address.is_null() {
         return Err(Fault::INVALID);
     }
-    // SAFETY: not null, so the caller's promise; programs do not always align them.
-    let family = unsafe { ptr::addr_of!((*address).sa_family).read_unaligned() };
-    match family {
-        AF_INET => {
-            // SAFETY: as above, of this family.
-            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
-            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
-        }
-        AF_INET6 => {
-            // SAFETY: as above, of this family.
-            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            let port = u16::from_be(v6.sin6_port);
-            Ok(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
-        }
+    // SAFETY: not null, so the caller's promise.
+    match unsafe { ffi::family(address) } {
         AF_IB => {
             // SAFETY: as above, of this family.
             let ib = unsafe { address.cast::<sockaddr_ib>().read_unaligned() };
@@ -53,45 +35,9 @@ pub(super) unsafe fn from_c(address: *const libc::sockaddr) -> Result<SocketAddr
                 }
             })
         }
-        _ => Err(Fault::INVALID),
+        // SAFETY: as long as its family says.
+        _ => unsafe { ffi::socket_addr(address, libc::socklen_t::MAX) }?.ok_or(Fault::INVALID),
     }
-}
-
-/// An address in C's form, and how long it is.
-pub(super) fn to_c(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
-    // SAFETY: a plain struct of integers.
-    let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
-    let place = ptr::from_mut(&mut storage);
-    let length = match address {
-        SocketAddr::V4(v4) => {
-            let c = libc::sockaddr_in {
-                sin_family: AF_INET,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr {
-                    s_addr: u32::from(*v4.ip()).to_be(),
-                },
-                sin_zero: [0; 8],
-            };
-            // SAFETY: the storage has room and alignment for any address.
-            unsafe { place.cast::<libc::sockaddr_in>().write(c) };
-            size_of::<libc::sockaddr_in>()
-        }
-        SocketAddr::V6(v6) => {
-            let c = libc::sockaddr_in6 {
-                sin6_family: AF_INET6,
-                sin6_port: v6.port().to_be(),
-                sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: libc::in6_addr {
-                    s6_addr: v6.ip().octets(),
-                },
-                sin6_scope_id: v6.scope_id(),
-            };
-            // SAFETY: as above.
-            unsafe { place.cast::<libc::sockaddr_in6>().write(c) };
-            size_of::<libc::sockaddr_in6>()
-        }
-    };
-    (storage, libc::socklen_t::try_from(length).unwrap_or(0))
 }
 
 pub(super) fn gid(address: IpAddr) -> ibv_gid {

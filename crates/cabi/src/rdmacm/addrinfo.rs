@@ -2,10 +2,10 @@
 
 use std::ffi::{c_char, c_int};
 use std::mem;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
 
 use nix::errno::Errno;
+use softverbs::cm::source_address;
 
 use super::address;
 use crate::abi::*;
@@ -251,31 +251,14 @@ fn find_source(rai: &mut rdma_addrinfo) -> Result<()> {
     let Ok(dst) = (unsafe { address::from_c(rai.ai_dst_addr) }) else {
         return Ok(());
     };
-    let Some(src) = source(dst) else {
+    let Ok(src) = source_address(dst) else {
+        // Not a failure that anybody asked for.
+        Errno::clear();
         return Ok(());
     };
-    let (storage, len) = address::to_c(&src);
+    let (storage, len) = ffi::c_socket_addr(&src);
     // SAFETY: a storage is larger than any address.
     unsafe { copy_src(rai, ptr::from_ref(&storage).cast(), len) }
-}
-
-/// What the kernel's routing says, without a port. Nothing is sent.
-fn source(mut dst: SocketAddr) -> Option<SocketAddr> {
-    let any: SocketAddr = match dst {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    if dst.port() == 0 {
-        // The discard port: any will do.
-        dst.set_port(9);
-    }
-    let socket = std::net::UdpSocket::bind(any).ok()?;
-    socket.connect(dst).ok()?;
-    let mut src = socket.local_addr().ok()?;
-    src.set_port(0);
-    // Not a failure that anybody asked for.
-    Errno::clear();
-    Some(src)
 }
 
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {

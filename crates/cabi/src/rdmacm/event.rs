@@ -1,6 +1,6 @@
 //! How events reach C.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::mem;
 use std::ptr;
 
@@ -238,26 +238,10 @@ pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Result<()> {
 }
 
 pub(crate) unsafe extern "C" fn rdma_event_str(event: u32) -> *const c_char {
-    const NAMES: [&CStr; 16] = [
-        c"RDMA_CM_EVENT_ADDR_RESOLVED",
-        c"RDMA_CM_EVENT_ADDR_ERROR",
-        c"RDMA_CM_EVENT_ROUTE_RESOLVED",
-        c"RDMA_CM_EVENT_ROUTE_ERROR",
-        c"RDMA_CM_EVENT_CONNECT_REQUEST",
-        c"RDMA_CM_EVENT_CONNECT_RESPONSE",
-        c"RDMA_CM_EVENT_CONNECT_ERROR",
-        c"RDMA_CM_EVENT_UNREACHABLE",
-        c"RDMA_CM_EVENT_REJECTED",
-        c"RDMA_CM_EVENT_ESTABLISHED",
-        c"RDMA_CM_EVENT_DISCONNECTED",
-        c"RDMA_CM_EVENT_DEVICE_REMOVAL",
-        c"RDMA_CM_EVENT_MULTICAST_JOIN",
-        c"RDMA_CM_EVENT_MULTICAST_ERROR",
-        c"RDMA_CM_EVENT_ADDR_CHANGE",
-        c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
-    ];
-    let name = usize::try_from(event)
+    let known = usize::try_from(event)
         .ok()
-        .and_then(|event| NAMES.get(event));
-    name.map_or(c"UNKNOWN EVENT".as_ptr(), |name| name.as_ptr())
+        .and_then(|event| EventKind::ALL.get(event));
+    known
+        .map_or(c"UNKNOWN EVENT", |kind| kind.c_name())
+        .as_ptr()
 }

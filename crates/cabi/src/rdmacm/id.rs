@@ -230,10 +230,10 @@ pub(super) unsafe fn refresh(id: *mut rdma_cm_id) -> Result<()> {
     unsafe {
         let addr = &raw mut (*id).route.addr;
         if let Some(local) = local {
-            (*addr).src_storage = address::to_c(&local).0;
+            (*addr).src_storage = ffi::c_socket_addr(&local).0;
         }
         if let Some(peer) = peer {
-            (*addr).dst_storage = address::to_c(&peer).0;
+            (*addr).dst_storage = ffi::c_socket_addr(&peer).0;
         }
         (*addr).addr = address::ib_addr(local, peer);
         if let Some((context, pd)) = opened {

@@ -16,9 +16,6 @@ const RDMA_OPTION_ID_AFONLY: c_int = 2;
 const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
 const RDMA_OPTION_IB_PATH: c_int = 1;
 
-/// Octets of `struct ibv_path_data`.
-const PATH_DATA: usize = 72;
-
 pub(crate) unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,

@@ -49,7 +49,7 @@ pub(super) unsafe fn resolve_addr(
         } else {
             Some(address::from_c(src)?)
         };
-        (*id).route.addr.dst_storage = address::to_c(&dst).0;
+        (*id).route.addr.dst_storage = ffi::c_socket_addr(&dst).0;
         state.id.resolve_addr(src, dst, milliseconds(timeout_ms))?;
         event::complete(id)
     }

@@ -8,6 +8,7 @@ use softverbs::rsocket::{RSockOpt, RSockOptName, RSocket};
 
 use super::address::{return_value, value};
 use super::table;
+use crate::abi::PATH_DATA;
 use crate::ffi::{Fault, Result, minus_one, out_mut};
 
 /// The level of the options of RDMA.
@@ -17,8 +18,6 @@ const RDMA_RQSIZE: c_int = 1;
 const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
 const RDMA_ROUTE: c_int = 4;
-/// `struct ibv_path_data`.
-const PATH_DATA: socklen_t = 72;
 /// What TCP_MAXSEG says: a number that programs size buffers by.
 const MAX_SEGMENT: c_int = 2048;
 
@@ -157,7 +156,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
             (SOL_RDMA, RDMA_ROUTE) => {
                 // SAFETY: C's promise.
                 let len = unsafe { out_mut(optlen) }?;
-                if *len < PATH_DATA {
+                if (*len as usize) < PATH_DATA {
                     return Err(Fault::INVALID);
                 }
                 // There are no path records over IP.

@@ -236,24 +236,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
         let (state, port_speed) = unsafe { (state(context)?, out_mut(port_speed)?) };
         let port_num = u8::try_from(port_num).map_err(|_| Fault::INVALID)?;
         let attr = state.context().query_port(port_num)?;
-        let lanes = match attr.active_width {
-            2 => 4,
-            4 => 8,
-            8 => 12,
-            16 => 2,
-            _ => 1,
-        };
-        let lane = match attr.active_speed {
-            1 => 25,
-            2 => 50,
-            4 | 8 => 100,
-            16 => 140,
-            32 => 250,
-            64 => 500,
-            128 => 1000,
-            _ => 2000,
-        };
-        *port_speed = lanes * lane;
+        *port_speed = (attr.lanes() * attr.lane_speed().0).into();
         Ok(())
     })
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getegid, geteuid};
-use softverbs::{Device, Identity, PortState, Transport};
+use softverbs::{Device, Identity, PortAttr, PortState, Transport};
 
 use crate::failure::{Failure, Outcome};
 
@@ -210,7 +210,7 @@ fn describe(files: &mut Files, index: usize, device: &Device, identity: Identity
         ("state", state),
         ("phys_state", phys_state),
         ("link_layer", "Ethernet"),
-        ("rate", &rate(port.active_width, port.active_speed)),
+        ("rate", &rate(&port)),
         ("lid", "0x0"),
         ("sm_lid", "0x0"),
         ("sm_sl", "0"),
@@ -261,27 +261,9 @@ fn describe(files: &mut Files, index: usize, device: &Device, identity: Identity
 }
 
 /// Lanes and their speed in words: `100 Gb/sec (4X EDR)`.
-fn rate(width: u8, speed: u16) -> String {
-    let lanes: u32 = match width {
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 1,
-    };
-    // In tenths of Gb/s a lane.
-    let (tenths, name): (u32, _) = match speed {
-        2 => (50, "DDR"),
-        4 => (100, "QDR"),
-        8 => (100, "FDR10"),
-        16 => (140, "FDR"),
-        32 => (250, "EDR"),
-        64 => (500, "HDR"),
-        128 => (1000, "NDR"),
-        256 => (2000, "XDR"),
-        _ => (25, "SDR"),
-    };
-    let total = f64::from(lanes * tenths) / 10.0;
+fn rate(port: &PortAttr) -> String {
+    let (lanes, (speed, name)) = (port.lanes(), port.lane_speed());
+    let total = f64::from(lanes * speed) / 10.0;
     format!("{total} Gb/sec ({lanes}X {name})")
 }
 
@@ -300,9 +282,17 @@ mod tests {
 
     #[test]
     fn rates() {
-        assert_eq!(rate(1, 1), "2.5 Gb/sec (1X SDR)");
-        assert_eq!(rate(2, 32), "100 Gb/sec (4X EDR)");
-        assert_eq!(rate(16, 32), "50 Gb/sec (2X EDR)");
+        let devices = softverbs::devices().unwrap();
+        let context = devices[0].open().unwrap();
+        let mut port = context.query_port(PORT).unwrap();
+        for (width, speed, words) in [
+            (1, 1, "2.5 Gb/sec (1X SDR)"),
+            (2, 32, "100 Gb/sec (4X EDR)"),
+            (16, 32, "50 Gb/sec (2X EDR)"),
+        ] {
+            (port.active_width, port.active_speed) = (width, speed);
+            assert_eq!(rate(&port), words);
+        }
     }
 
     #[test]

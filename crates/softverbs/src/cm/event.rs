@@ -1,5 +1,6 @@
 //! Events of the connection manager and the channels that deliver them.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -38,25 +39,53 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// All kinds, in the order of their values.
+    pub const ALL: [Self; 16] = [
+        Self::AddrResolved,
+        Self::AddrError,
+        Self::RouteResolved,
+        Self::RouteError,
+        Self::ConnectRequest,
+        Self::ConnectResponse,
+        Self::ConnectError,
+        Self::Unreachable,
+        Self::Rejected,
+        Self::Established,
+        Self::Disconnected,
+        Self::DeviceRemoval,
+        Self::MulticastJoin,
+        Self::MulticastError,
+        Self::AddrChange,
+        Self::TimewaitExit,
+    ];
+
     /// The name that rdma-core gives it.
     pub const fn name(self) -> &'static str {
+        match self.c_name().to_str() {
+            Ok(name) => name,
+            Err(_) => "",
+        }
+    }
+
+    /// The same for C.
+    pub const fn c_name(self) -> &'static CStr {
         match self {
-            Self::AddrResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
-            Self::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
-            Self::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
-            Self::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
-            Self::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
-            Self::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
-            Self::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
-            Self::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
-            Self::Rejected => "RDMA_CM_EVENT_REJECTED",
-            Self::Established => "RDMA_CM_EVENT_ESTABLISHED",
-            Self::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
-            Self::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
-            Self::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
-            Self::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
-            Self::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
-            Self::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            Self::AddrResolved => c"RDMA_CM_EVENT_ADDR_RESOLVED",
+            Self::AddrError => c"RDMA_CM_EVENT_ADDR_ERROR",
+            Self::RouteResolved => c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+            Self::RouteError => c"RDMA_CM_EVENT_ROUTE_ERROR",
+            Self::ConnectRequest => c"RDMA_CM_EVENT_CONNECT_REQUEST",
+            Self::ConnectResponse => c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+            Self::ConnectError => c"RDMA_CM_EVENT_CONNECT_ERROR",
+            Self::Unreachable => c"RDMA_CM_EVENT_UNREACHABLE",
+            Self::Rejected => c"RDMA_CM_EVENT_REJECTED",
+            Self::Established => c"RDMA_CM_EVENT_ESTABLISHED",
+            Self::Disconnected => c"RDMA_CM_EVENT_DISCONNECTED",
+            Self::DeviceRemoval => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+            Self::MulticastJoin => c"RDMA_CM_EVENT_MULTICAST_JOIN",
+            Self::MulticastError => c"RDMA_CM_EVENT_MULTICAST_ERROR",
+            Self::AddrChange => c"RDMA_CM_EVENT_ADDR_CHANGE",
+            Self::TimewaitExit => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
         }
     }
 }

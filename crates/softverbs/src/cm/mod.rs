@@ -32,6 +32,7 @@ pub(crate) use self::id::IdShared;
 use self::id::{Handle, Phase, State};
 pub use self::options::CmOption;
 use self::options::Options;
+pub use self::resolve::source_address;
 use crate::async_event::AsyncEventKind;
 use crate::context::{Context, Pd};
 use crate::device::{Device, Transport};

@@ -164,9 +164,17 @@ fn is_local(addr: SocketAddr) -> bool {
     !is_link_local(addr.ip()) && route(any(addr), discard).is_ok_and(|src| src.ip() == addr.ip())
 }
 
-/// The local address that packets to `dst` leave from, if nobody chooses another.
-pub(crate) fn source(dst: SocketAddr) -> Result<IpAddr> {
-    Ok(route(any(dst), dst)?.ip())
+/// The local address that packets to `dst` leave from, if nobody chooses another, without a port.
+/// Asks the kernel's routing; nothing is sent. The errors of [`CmId::resolve_addr`](super::CmId::resolve_addr).
+pub fn source_address(dst: SocketAddr) -> Result<SocketAddr> {
+    let mut to = dst;
+    if to.port() == 0 {
+        // The discard port: any will do.
+        to.set_port(9);
+    }
+    let mut source = route(any(dst), to)?;
+    source.set_port(0);
+    Ok(source)
 }
 
 /// Asks the kernel for the way to `dst`, and returns the local address that it chooses if `src`

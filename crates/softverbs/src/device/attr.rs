@@ -303,6 +303,42 @@ impl Device {
     }
 }
 
+impl PortAttr {
+    /// What `active_width` stands for: how many lanes.
+    pub const fn lanes(&self) -> u32 {
+        lanes(self.active_width)
+    }
+
+    /// What `active_speed` stands for: the speed of a lane in units of 100 Mbit/s, and its name.
+    pub const fn lane_speed(&self) -> (u32, &'static str) {
+        lane_speed(self.active_speed)
+    }
+}
+
+const fn lanes(width: u8) -> u32 {
+    match width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    }
+}
+
+const fn lane_speed(speed: u16) -> (u32, &'static str) {
+    match speed {
+        2 => (50, "DDR"),
+        4 => (100, "QDR"),
+        8 => (100, "FDR10"),
+        16 => (140, "FDR"),
+        32 => (250, "EDR"),
+        64 => (500, "HDR"),
+        128 => (1000, "NDR"),
+        256 => (2000, "XDR"),
+        _ => (25, "SDR"),
+    }
+}
+
 /// InfiniBand's words for a speed in Mbit/s, as the kernel translates Ethernet's:
 /// `active_width` and `active_speed`.
 const fn width_and_speed(mbit: u32) -> (u8, u16) {
@@ -357,5 +393,10 @@ mod tests {
         assert_eq!(width_and_speed(10_000), (1, 8));
         assert_eq!(width_and_speed(100_000), (2, 32));
         assert_eq!(width_and_speed(1_000_000), (2, 256));
+        for (mbit, told) in [(10_000, 100), (25_000, 250), (50_000, 500), (400_000, 4000)] {
+            let (width, speed) = width_and_speed(mbit);
+            assert_eq!(lanes(width) * lane_speed(speed).0, told);
+        }
+        assert_eq!(lane_speed(1), (25, "SDR"));
     }
 }

@@ -23,7 +23,7 @@ use super::option::{Options, RSockOpt, RSockOptName};
 use super::stream::errno;
 use super::transfer::MsgFlags;
 use super::wait::{self, Waiters};
-use crate::cm::resolve;
+use crate::cm::source_address;
 use crate::engine::sys;
 use crate::error::{Error, Result};
 
@@ -180,7 +180,7 @@ impl DatagramSocket {
         let own = self.local_addr()?.ip();
         // An address of loopback reaches others there only: as good as none.
         let local = if own.is_unspecified() || own.is_loopback() {
-            resolve::source(address)?
+            source_address(address)?.ip()
         } else {
             own
         };
