@@ -5,8 +5,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::abi::ibv_device;
-use crate::ffi::{self, Fault, Result, c_str, object};
+use crate::ffi::{self, Fault, Result, c_str};
 
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
@@ -46,20 +45,5 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         // SAFETY: C's strings.
         let (folder, file) = unsafe { (c_str(folder)?, c_str(file)?) };
         read(folder, file, buf, size)
-    })
-}
-
-/// As [`ibv_read_sysfs_file`], with the folder of a device and a file that C's variable arguments name. We have
-/// no such folder, whatever the name.
-pub(crate) unsafe extern "C" fn ibv_read_ibdev_sysfs_file(
-    _buf: *mut c_char,
-    _size: usize,
-    device: *mut ibv_device,
-    _format: *const c_char,
-) -> c_int {
-    ffi::minus_one(|| {
-        // SAFETY: one of ours, or null.
-        unsafe { object(device) }?;
-        Err(Fault::new(libc::ENOENT))
     })
 }

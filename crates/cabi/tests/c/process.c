@@ -93,6 +93,31 @@ static void use_anew_twice(void)
 	in_child("a child of a child", use_anew);
 }
 
+static int threads(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
+	int count = 0;
+
+	MUST("/proc/self/task", tasks);
+	while ((task = readdir(tasks)))
+		count += task->d_name[0] != '.';
+	closedir(tasks);
+	return count;
+}
+
+/* A child of a child of a child and so on has what it needs once, like all others. */
+static int generations;
+
+static void descend(void)
+{
+	use_anew();
+	use_anew();
+	EQ("threads", threads(), 2);
+	if (generations-- > 0)
+		in_child("one generation more", descend);
+}
+
 /* Every thread but this one leaves the signals of programs to them. */
 static void signals(void)
 {
@@ -132,6 +157,8 @@ int main(int argc, char **argv)
 	if (argc == 1) {
 		in_child("a child before any use", use_anew);
 		in_child("another", use_anew);
+		generations = 10;
+		in_child("many generations", descend);
 	}
 	pair = open_pair();
 	write_and_check(&pair, 1);
