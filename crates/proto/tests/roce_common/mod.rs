@@ -10,6 +10,7 @@
 
 #[path = "../common/memory.rs"]
 pub mod memory;
+pub mod model;
 pub mod responder;
 
 use core::time::Duration;
