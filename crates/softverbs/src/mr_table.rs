@@ -16,6 +16,7 @@
 //! How a region stays while it is being used, and goes when it is not, is told in `slot`.
 
 mod key;
+mod last_pin;
 mod slot;
 mod window;
 mod word;
@@ -29,6 +30,7 @@ use softverbs_proto::memory::{Access, MemoryFault};
 use softverbs_wire::num::{Lkey, Rkey};
 
 use self::key::Cipher;
+pub(crate) use self::last_pin::LastPin;
 pub(crate) use self::slot::Pin;
 use self::slot::Slot;
 pub use self::window::MwType;
@@ -272,6 +274,7 @@ impl MrTable {
     }
 
     /// Checks an access; see [`Pin::check`].
+    #[cfg(test)]
     pub(crate) fn check(
         &self,
         key: u32,
@@ -283,22 +286,6 @@ impl MrTable {
         self.pin(key)
             .ok_or(MemoryFault::InvalidKey)?
             .check(addr, len, need, domain)
-    }
-
-    /// Checks an access of our own work requests: a window is not for those.
-    pub(crate) fn check_local(
-        &self,
-        key: u32,
-        addr: u64,
-        len: u64,
-        need: Access,
-        domain: impl Into<Domain>,
-    ) -> std::result::Result<(), MemoryFault> {
-        let pin = self.pin(key).ok_or(MemoryFault::InvalidKey)?;
-        if pin.is_window() {
-            return Err(MemoryFault::InvalidKey);
-        }
-        pin.check(addr, len, need, domain)
     }
 
     /// Copies out of a region. Nothing is checked if there is nothing to copy.
@@ -319,6 +306,7 @@ impl MrTable {
 
     /// Copies out of a region, behind what is in `out`; nothing is appended on an error. Spares the
     /// zeroing that a slice to read into would need.
+    #[cfg(test)]
     pub(crate) fn append(
         &self,
         key: Lkey,
@@ -336,6 +324,7 @@ impl MrTable {
     }
 
     /// Copies into a region. Nothing is checked if there is nothing to copy.
+    #[cfg(test)]
     pub(crate) fn write(
         &self,
         key: Lkey,

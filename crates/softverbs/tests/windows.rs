@@ -5,8 +5,8 @@ mod common;
 use common::{ALL, End, Setup, equip, expect, listener, pair, requested, resolved};
 use softverbs::cm::{ConnParam, EventKind};
 use softverbs::{
-    Access, Mr, Mw, MwBindInfo, MwType, Rkey, SendData, SendFlags, SendOp, SendWr, Transport,
-    WcOpcode, WcStatus, inc_rkey,
+    Access, Mr, Mw, MwBindInfo, MwType, RecvWr, Rkey, SendData, SendFlags, SendOp, SendWr,
+    Transport, WcOpcode, WcStatus, inc_rkey,
 };
 
 common::over_both! {
@@ -179,15 +179,26 @@ fn the_peer_invalidates_a_window(transport: Transport) {
     let mr = region(&server);
     let mw = server.pd.alloc_mw(MwType::Type2).unwrap();
     let rkey = bind(&server, &mw, &mr, RW);
-    server.recv(1, 0, 64);
-    let op = SendOp::SendWithInvalidate(rkey);
-    client
+    server
         .qp
-        .post_send(&SendWr::new(1, op, SendData::Inline(b"done with it")))
+        .post_recv(&RecvWr {
+            wr_id: 1,
+            sges: &[],
+        })
         .unwrap();
+    let start = mr.addr() + PART.offset as u64;
+    // What is written by way of the window comes together with its end, and no other memory is used
+    // in between.
+    let write = SendOp::Write {
+        remote_addr: start,
+        rkey,
+    };
+    let write = SendWr::new(0, write, SendData::Inline(&[7; 64])).with_flags(SendFlags::empty());
+    let op = SendOp::SendWithInvalidate(rkey);
+    let send = SendWr::new(1, op, SendData::Inline(b""));
+    client.qp.post_send_list(&[write, send]).unwrap();
     client.success();
     assert_eq!(server.success().invalidated_rkey, Some(rkey));
-    let start = mr.addr() + PART.offset as u64;
     // Nothing is bound any more, so the region may go.
     mr.dereg().unwrap();
     assert_eq!(read(&client, start, rkey, 8), WcStatus::RemAccessErr);

@@ -1,5 +1,8 @@
 //! The system calls of the data path that name memory by raw address. `unsafe` lives here so that
 //! the rest of the engine needs none.
+//!
+//! Those of each message are made directly. The functions of libc are cancellation points, where another
+//! thread may end this one, and to be that takes them longer.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -70,18 +73,29 @@ impl<'a> IoList<'a> {
         if end_of_record {
             flags |= libc::MSG_EOR;
         }
+        let nobody: *const libc::sockaddr = std::ptr::null();
         let sent = if let [only] = self.iov.as_slice() {
             // SAFETY: the element comes from a slice borrowed for 'a or from a range that
             // `Pin::range` checked, and its pin is held by `self`; the kernel only reads it and
             // reports EFAULT for pages that are gone.
-            unsafe { libc::send(fd.as_raw_fd(), only.iov_base, only.iov_len, flags) }
+            unsafe {
+                libc::syscall(
+                    libc::SYS_sendto,
+                    fd.as_raw_fd(),
+                    only.iov_base,
+                    only.iov_len,
+                    flags,
+                    nobody,
+                    0,
+                )
+            }
         } else {
             // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = self.iov.as_mut_ptr();
             message.msg_iovlen = self.iov.len().min(MAX_IOV) as _;
             // SAFETY: as above, for each element; msg_iovlen does not exceed the list.
-            unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) }
+            unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const message, flags) }
         };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
@@ -89,16 +103,20 @@ impl<'a> IoList<'a> {
     /// Receives into the list without blocking. Returns how many octets came; 0 is the end of
     /// the stream.
     pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let nobody: *mut libc::sockaddr = std::ptr::null_mut();
         let got = if let [only] = self.iov.as_slice() {
             // SAFETY: the element comes from an exclusive slice borrowed for 'a or from a range
             // that `Pin::range` checked in a region whose pin `self` holds; memory of regions is
             // only ever accessed through raw pointers, so no reference is invalidated.
             unsafe {
-                libc::recv(
+                libc::syscall(
+                    libc::SYS_recvfrom,
                     fd.as_raw_fd(),
                     only.iov_base,
                     only.iov_len,
                     libc::MSG_DONTWAIT,
+                    nobody,
+                    nobody,
                 )
             }
         } else {
@@ -107,7 +125,10 @@ impl<'a> IoList<'a> {
             message.msg_iov = self.iov.as_mut_ptr();
             message.msg_iovlen = self.iov.len().min(MAX_IOV) as _;
             // SAFETY: as above, for each element.
-            unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
+            unsafe {
+                let flags = libc::MSG_DONTWAIT;
+                libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut message, flags)
+            }
         };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }

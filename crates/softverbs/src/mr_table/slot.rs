@@ -188,6 +188,20 @@ impl<'a> Pin<'a> {
         self.offset(addr, len, need, domain).map(drop)
     }
 
+    /// Checks an access of our own work requests: a window is not for those.
+    pub(crate) fn check_local(
+        &self,
+        addr: u64,
+        len: u64,
+        need: Access,
+        domain: impl Into<Domain>,
+    ) -> Result<(), MemoryFault> {
+        if self.is_window() {
+            return Err(MemoryFault::InvalidKey);
+        }
+        self.check(addr, len, need, domain)
+    }
+
     /// Checks an access and returns the pointer to its first octet: valid for `len` octets as
     /// long as the pin, for reads, and for writes if `need` has a right to write.
     pub(crate) fn range(

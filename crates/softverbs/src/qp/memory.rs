@@ -5,7 +5,7 @@ use softverbs_proto::wr::{BindMw, RecvRequest, Sge};
 use softverbs_wire::num::{Lkey, Qpn, Rkey};
 
 use super::QpInner;
-use crate::mr_table::{Domain, MrTable};
+use crate::mr_table::{Domain, LastPin, MrTable, Pin};
 use crate::srq::Srq;
 
 /// The upward trait of proto for one queue pair.
@@ -13,6 +13,7 @@ pub(crate) struct QpMemory<'a> {
     qp: &'a QpInner,
     regions: &'a MrTable,
     domain: Domain,
+    last: LastPin<'a>,
     /// The shared receive queue of the message (XRC).
     selected: Option<Srq>,
 }
@@ -23,6 +24,7 @@ impl<'a> QpMemory<'a> {
             qp,
             regions: &qp.pd.context().inner().regions,
             domain: qp.domain(),
+            last: LastPin::new(&qp.pd.context().inner().regions),
             selected: None,
         }
     }
@@ -41,9 +43,9 @@ impl Memory for QpMemory<'_> {
         if sge.length == 0 {
             return Ok(());
         }
-        let (key, len) = (sge.lkey.get(), sge.length.into());
-        self.regions
-            .check_local(key, sge.addr, len, need, self.domain)
+        self.last.with(sge.lkey.get(), |pin| {
+            pin.check_local(sge.addr, sge.length.into(), need, self.domain)
+        })
     }
 
     fn check_remote(
@@ -53,19 +55,27 @@ impl Memory for QpMemory<'_> {
         len: u64,
         need: Access,
     ) -> Result<(), MemoryFault> {
-        self.regions.check(rkey.get(), addr, len, need, self.domain)
+        let check = |pin: &Pin<'_>| pin.check(addr, len, need, self.domain);
+        self.last.with(rkey.get(), check)
     }
 
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryFault> {
+        // Which waits until nobody has it pinned.
+        self.last.release();
         self.regions.invalidate(rkey, self.domain)
     }
 
     fn bind(&mut self, bind: &BindMw) -> Result<(), MemoryFault> {
+        self.last.release();
         self.regions.bind(bind, self.domain)
     }
 
     fn read(&self, key: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
-        self.regions.read(key, addr, out, self.domain)
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.last
+            .with(key.get(), |pin| pin.copy_out(addr, out, self.domain))
     }
 
     fn append(
@@ -75,11 +85,20 @@ impl Memory for QpMemory<'_> {
         len: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), MemoryFault> {
-        self.regions.append(key, addr, len, out, self.domain)
+        if len == 0 {
+            return Ok(());
+        }
+        self.last
+            .with(key.get(), |pin| pin.append_to(addr, len, out, self.domain))
     }
 
     fn write(&mut self, key: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryFault> {
-        self.regions.write(key, addr, data, self.domain)
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.last.with(key.get(), |pin| {
+            pin.copy_in(addr, data, Access::LOCAL_WRITE, self.domain)
+        })
     }
 
     fn atomic(

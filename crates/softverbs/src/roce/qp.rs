@@ -12,16 +12,15 @@ use softverbs_proto::fault::Misuse;
 use softverbs_proto::qp_state::{QpState, QpType};
 use softverbs_proto::roce::batch::{Destination, PacketBatch};
 use softverbs_proto::roce::queue_pair::{
-    PacketMeta as ProtoMeta, QpConfig, QpEvent, QpFailure, QueuePair, RecvCompletion, UdDestination,
+    QpConfig, QpEvent, QpFailure, QueuePair, RecvCompletion, UdDestination,
 };
 use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
-use softverbs_wire::ib::Packet;
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
-use super::address::{Way, grh_area};
+use super::address::Way;
 use super::patience::Patience;
-use super::port::{PacketMeta, PacketSink, Port, ReceivedFrom, SendPath, Sent};
+use super::port::{PacketSink, Port, ReceivedFrom, SendPath, Sent};
 use crate::async_event::AsyncEventKind;
 use crate::cm::ib::Manager;
 use crate::device::Device;
@@ -538,51 +537,6 @@ impl QpInner {
     }
 }
 
-impl PacketSink for QpInner {
-    fn packet(&self, now: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
-        let mut core = self.lock();
-        let Some(roce) = core.roce() else { return };
-        if !roce.is_from_peer(from) {
-            return roce.port.note_not_from_peer();
-        }
-        let datagram = roce.queue_pair.config().qp_type == QpType::Ud;
-        let meta = ProtoMeta {
-            ecn_ce: meta.congested(),
-            grh: datagram.then(|| grh_area(meta, from)),
-        };
-        let before = roce.queue_pair.counters().dropped;
-        roce.queue_pair
-            .on_packet(now, &mut QpMemory::new(self), packet, &meta);
-        let dropped = roce.queue_pair.counters().dropped - before;
-        roce.port.note_no_use(dropped);
-    }
-
-    fn burst_end(&self) {
-        let mut core = self.lock();
-        let Some(roce) = core.roce() else { return };
-        let connection = roce.connection;
-        if self.acknowledges_later(roce) {
-            // What was answered may have set another deadline.
-            roce.set_timer(self.engine);
-            self.settle_packets(&mut core);
-            self.acknowledge_later();
-        } else {
-            self.transmit(&mut core);
-        }
-        drop(core);
-        if let Some(connection) = connection {
-            connection.manager.pump_noted();
-        }
-    }
-
-    fn room(&self) {
-        let mut core = self.lock();
-        if let Some(roce) = core.roce() {
-            roce.waiting = false;
-        }
-        self.transmit(&mut core);
-    }
-}
-
+mod receive;
 #[cfg(test)]
 mod tests;

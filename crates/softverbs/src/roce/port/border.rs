@@ -9,6 +9,8 @@ use softverbs_wire::ib::Packet;
 use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::num::Qpn;
 
+use super::receive::Run;
+
 /// Whom packets are for: a queue pair.
 ///
 /// Called on whichever thread receives, packets of one sender in their order. A queue pair may
@@ -16,6 +18,13 @@ use softverbs_wire::num::Qpn;
 pub(crate) trait PacketSink: Send + Sync {
     /// A packet whose ICRC was right.
     fn packet(&self, now: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom);
+
+    /// Several packets that came together.
+    fn packets(&self, now: Time, run: &mut Run<'_>, from: &ReceivedFrom) {
+        while let Some((packet, meta)) = run.next() {
+            self.packet(now, &packet, &meta, from);
+        }
+    }
 
     /// There are no more packets for now: the moment to answer them all at once.
     fn burst_end(&self);

@@ -59,6 +59,7 @@ use self::held::Held;
 use self::multicast::Groups;
 use self::public::{Public, TOUCH_EVERY};
 use self::qpns::{OwnSlots, Qpns};
+pub(crate) use self::receive::Run;
 use self::relay::Relay;
 use self::socket::{Served, Sock};
 pub use self::status::{PortOwner, RoceStatus, roce_status};

@@ -197,6 +197,35 @@ impl Port {
     }
 }
 
+impl Port {
+    /// A packet, if its ICRC is right.
+    fn check<'p>(&self, arrival: &Arrival, octets: &'p [u8]) -> Option<Packet<'p>> {
+        let counters = &self.counters;
+        let Ok(packet) = Packet::parse(octets) else {
+            add(&counters.malformed, 1);
+            return None;
+        };
+        let ReceivedFrom {
+            local,
+            remote,
+            source_port,
+            ..
+        } = arrival.from;
+        let ends = Ends::new((remote, source_port), (local, arrival.to_port))?;
+        let icrc = ends.icrc(arrival.ident, octets)?;
+        if icrc.finish() == packet.trailer.icrc {
+            return Some(packet);
+        }
+        // The identification of IPv4 cannot be seen; which one would explain the ICRC can.
+        if local.is_ipv4() && explained(icrc, arrival.ident, packet.trailer.icrc, octets.len()) {
+            add(&counters.idents_guessed, 1);
+            return Some(packet);
+        }
+        add(&counters.bad_icrc, 1);
+        None
+    }
+}
+
 /// What one burst brought.
 struct Brought {
     packets: usize,
@@ -262,11 +291,56 @@ impl<'a> Burst<'a> {
             let packets = octets.len().div_ceil(received.segment);
             add(&counters.coalesced_in, packets);
         }
-        for packet in octets.chunks(received.segment) {
-            self.packet(&arrival, packet);
-            arrival.ident = arrival.ident.wrapping_add(1);
+        let mut rest = octets;
+        while !rest.is_empty() {
+            let (together, packets) = self.together(&arrival, rest, received.segment);
+            if packets > 1 {
+                self.run(&arrival, &rest[..together], received.segment, packets);
+            } else {
+                self.packet(&arrival, &rest[..together]);
+            }
+            rest = &rest[together..];
+            let ident = u16::try_from(packets).unwrap_or(0);
+            arrival.ident = arrival.ident.wrapping_add(ident);
         }
         octets.len()
+    }
+
+    /// Octets and packets at the front of a datagram that are for the same queue pair of this process
+    /// and can be handed to it together; otherwise the first packet.
+    fn together(&self, arrival: &Arrival, octets: &[u8], segment: usize) -> (usize, usize) {
+        let mut packets = octets.chunks(segment);
+        let first = packets.next().unwrap_or_default();
+        let to = dest_qpn(first).filter(|qpn| {
+            *qpn != Qpn::GSI
+                && self.port.own_slots.has(slot_of(*qpn))
+                && !arrival.from.local.is_multicast()
+                && !self.is_disturbed()
+        });
+        let more = packets.take_while(|packet| to.is_some() && dest_qpn(packet) == to);
+        more.fold((first.len(), 1), |(len, count), packet| {
+            (len + packet.len(), count + 1)
+        })
+    }
+
+    /// Packets for one queue pair of this process.
+    fn run(&mut self, arrival: &Arrival, octets: &[u8], segment: usize, packets: usize) {
+        self.packets += packets;
+        add(&self.port.counters.packets_in, packets);
+        let mut run = Run {
+            port: self.port,
+            arrival: *arrival,
+            octets,
+            segment,
+        };
+        let now = self.now;
+        match dest_qpn(octets).and_then(|qpn| self.sink_of(qpn)) {
+            Some(sink) => sink.packets(now, &mut run, &arrival.from),
+            None => {
+                let orphans = std::iter::from_fn(|| run.next()).count();
+                add(&self.port.counters.no_queue_pair, orphans);
+            }
+        }
     }
 
     /// One packet.
@@ -301,50 +375,35 @@ impl<'a> Burst<'a> {
 
     /// A packet with the right ICRC.
     fn check<'p>(&self, arrival: &Arrival, octets: &'p [u8]) -> Option<Packet<'p>> {
-        let counters = &self.port.counters;
-        let Ok(packet) = Packet::parse(octets) else {
-            add(&counters.malformed, 1);
-            return None;
-        };
-        let ReceivedFrom {
-            local,
-            remote,
-            source_port,
-            ..
-        } = arrival.from;
-        let ends = Ends::new((remote, source_port), (local, arrival.to_port))?;
-        let icrc = ends.icrc(arrival.ident, octets)?;
-        if icrc.finish() == packet.trailer.icrc {
-            return Some(packet);
-        }
-        // The identification of IPv4 cannot be seen; which one would explain the ICRC can.
-        if local.is_ipv4() && explained(icrc, arrival.ident, packet.trailer.icrc, octets.len()) {
-            add(&counters.idents_guessed, 1);
-            return Some(packet);
-        }
-        add(&counters.bad_icrc, 1);
-        None
+        self.port.check(arrival, octets)
     }
 
     fn deliver(&mut self, qpn: Qpn, packet: &Packet<'_>, arrival: &Arrival, len: usize) {
-        // The last one first: packets come in runs.
-        let known = self.sinks.iter().rposition(|(of, _)| *of == qpn);
-        let index = known.unwrap_or_else(|| {
-            if let Some(sink) = self.port.sink(qpn) {
-                self.sinks.push((qpn, sink));
-            }
-            self.sinks.len().wrapping_sub(1)
-        });
-        match self.sinks.get(index) {
-            Some((of, sink)) if *of == qpn => {
+        let now = self.now;
+        match self.sink_of(qpn) {
+            Some(sink) => {
                 let meta = PacketMeta {
                     len,
                     traffic_class: arrival.traffic_class,
                 };
-                sink.packet(self.now, packet, &meta, &arrival.from);
+                sink.packet(now, packet, &meta, &arrival.from);
             }
-            _ => add(&self.port.counters.no_queue_pair, 1),
+            None => add(&self.port.counters.no_queue_pair, 1),
         }
+    }
+
+    /// Who takes the packets for a queue pair of this process.
+    fn sink_of(&mut self, qpn: Qpn) -> Option<&Arc<dyn PacketSink>> {
+        // The last one first: packets come in runs.
+        let known = self.sinks.iter().rposition(|(of, _)| *of == qpn);
+        if known.is_none() {
+            self.sinks.push((qpn, self.port.sink(qpn)?));
+        }
+        let (_, sink) = match known {
+            Some(index) => self.sinks.get(index)?,
+            None => self.sinks.last()?,
+        };
+        Some(sink)
     }
 
     fn for_group(&mut self, arrival: &Arrival, octets: &[u8]) {
@@ -424,6 +483,32 @@ impl<'a> Burst<'a> {
         };
         self.outgoing.push(self.port, owner.home, &record);
         true
+    }
+}
+
+/// Packets that came together, for one queue pair. Each is checked when it is asked for.
+pub(crate) struct Run<'a> {
+    port: &'a Port,
+    arrival: Arrival,
+    octets: &'a [u8],
+    segment: usize,
+}
+
+impl<'a> Run<'a> {
+    /// The next one whose ICRC is right.
+    pub(crate) fn next(&mut self) -> Option<(Packet<'a>, PacketMeta)> {
+        while !self.octets.is_empty() {
+            let len = self.segment.min(self.octets.len());
+            let (octets, rest) = self.octets.split_at(len);
+            let checked = self.port.check(&self.arrival, octets);
+            self.octets = rest;
+            self.arrival.ident = self.arrival.ident.wrapping_add(1);
+            if let Some(packet) = checked {
+                let traffic_class = self.arrival.traffic_class;
+                return Some((packet, PacketMeta { len, traffic_class }));
+            }
+        }
+        None
     }
 }
 

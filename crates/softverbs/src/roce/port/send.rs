@@ -25,7 +25,7 @@ use super::sys::{self, Envelope};
 use super::{PRIVATE_V4, PRIVATE_V6, Port};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::mr_table::{Domain, MrTable};
+use crate::mr_table::{Domain, LastPin, MrTable};
 
 /// Octets that one call takes: those of the longest UDP datagram of IPv4.
 const GATHER_LEN: usize = 65_507;
@@ -123,7 +123,7 @@ pub(super) trait Packets {
 
 /// Packets of a batch, whose payload is in registered memory.
 struct Batched<'a> {
-    regions: &'a MrTable,
+    memory: LastPin<'a>,
     domain: Domain,
     batch: &'a PacketBatch,
     frames: &'a [PacketFrame],
@@ -146,8 +146,9 @@ impl Packets for Batched<'_> {
                     buffer.room(len).copy_from_slice(octets);
                 }
                 Piece::Memory { key, addr, len } => {
-                    self.regions
-                        .read(key, addr, buffer.room(len), self.domain)?;
+                    let room = buffer.room(len);
+                    self.memory
+                        .with(key.get(), |pin| pin.copy_out(addr, room, self.domain))?;
                 }
             }
         }
@@ -246,7 +247,7 @@ impl Port {
         path: &SendPath,
     ) -> Sent {
         let packets = Batched {
-            regions,
+            memory: LastPin::new(regions),
             domain,
             batch,
             frames: batch.frames().get(frames).unwrap_or_default(),

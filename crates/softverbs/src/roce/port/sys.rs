@@ -1,5 +1,8 @@
 //! The system calls of the UDP sockets. `unsafe` lives here so that the rest of the port needs
 //! none.
+//!
+//! Those of each packet are made directly. The functions of libc are cancellation points, where another
+//! thread may end this one, and to be that takes them longer.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -132,7 +135,8 @@ pub(super) fn send(
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: name, control buffer, element and the octets behind it live until the call returns,
     // with the lengths given; sendmsg only reads them, so that the casts from const are sound.
-    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
+    let sent =
+        unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const message, flags) };
     if sent < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -199,17 +203,23 @@ impl<const N: usize> Inbox<N> {
             head.msg_hdr.msg_name = (&raw mut *name).cast();
             head.msg_hdr.msg_namelen = libc::socklen_t::try_from(NAME_LEN).unwrap_or(0);
         }
-        let count = libc::c_uint::try_from(M).unwrap_or(0);
-        // SAFETY: the first `count` messages name buffers that are borrowed exclusively above and
-        // live, as do the elements, until the call returns, each with its own length.
-        let got = unsafe {
-            libc::recvmmsg(
-                fd.as_raw_fd(),
-                messages.as_mut_ptr(),
-                count,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
-            )
+        let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT);
+        let got = if M == 1 {
+            let message = &mut messages[0];
+            // SAFETY: the message names buffers that are borrowed exclusively above and live, as
+            // does the element, until the call returns, each with its own length.
+            let len =
+                unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut message.msg_hdr, flags) };
+            message.msg_len = libc::c_uint::try_from(len).unwrap_or(0);
+            // An empty datagram is one, too.
+            if len < 0 { len } else { 1 }
+        } else {
+            let timeout: *mut libc::timespec = std::ptr::null_mut();
+            // SAFETY: as above, for each of the messages, of which there are as many as it says.
+            unsafe {
+                let messages = messages.as_mut_ptr();
+                libc::syscall(libc::SYS_recvmmsg, fd, messages, M, flags, timeout)
+            }
         };
         let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
         for (index, message) in messages.iter().enumerate().take(got) {
