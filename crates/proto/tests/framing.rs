@@ -2,15 +2,16 @@
 
 mod common;
 
-use common::raw::{read_request, segments, victim};
+use common::raw::{self, read_request, segments, victim};
 use common::requests::*;
 use common::*;
 use softverbs_proto::iwarp::negotiate::{Negotiated, RtrKind};
 use softverbs_proto::iwarp::stream::{FpduSizing, Role, StreamConfig};
 use softverbs_proto::transmit::{Piece, TxBatch};
 use softverbs_proto::wr::SendOp;
-use softverbs_wire::codec::Parsed;
-use softverbs_wire::mpa::Fpdu;
+use softverbs_wire::codec::{Parsed, Reader};
+use softverbs_wire::ddp::Control;
+use softverbs_wire::mpa::{Fpdu, marker};
 use softverbs_wire::num::{Lkey, Msn};
 use softverbs_wire::rdmap::Opcode;
 
@@ -179,6 +180,56 @@ fn markers_stand_where_they_have_to() {
         let length_field = if fpdu % 512 == 0 { fpdu + 4 } else { fpdu };
         assert_eq!(pointer, at.saturating_sub(length_field), "marker at {at}");
     }
+}
+
+/// TCP took a part of the first frame; the others are dropped when the peer is at fault. The frame
+/// ends 20 octets before a marker.
+#[test]
+fn a_terminate_behind_dropped_frames_has_its_markers_in_their_places() {
+    let negotiated = Negotiated {
+        crc: true,
+        markers_out: true,
+        ..agreed()
+    };
+    let mut end = raw::victim_of(negotiated, true);
+    let write = SendOp::Write {
+        remote_addr: 0,
+        rkey: rkey(7),
+    };
+    for wr_id in 0..5 {
+        end.post(wr(wr_id, write, sge(1, 0x1000, 468)));
+    }
+    let mut batch = TxBatch::new();
+    end.stream
+        .poll_transmit(at(0), &mut end.memory, &mut batch, 1 << 20, 64);
+    let mut octets = end.memory.flatten(&batch);
+    let kept = batch.frame_ends()[0];
+    assert_eq!(kept, 492);
+    end.stream.on_transmitted(10);
+    let mut broken = raw::send(true, 1, 0, b"x");
+    broken[24] ^= 1;
+    end.feed(at(0), &broken);
+    assert!(end.is_closed());
+    end.stream.forget_untransmitted(octets.len() - kept);
+    octets.truncate(kept);
+    batch.clear();
+    end.stream
+        .poll_transmit(at(0), &mut end.memory, &mut batch, 1 << 20, 64);
+    octets.extend(end.memory.flatten(&batch));
+
+    let (mut position, mut plain) = (0, Vec::new());
+    while position < octets.len() {
+        plain.clear();
+        let stripped = marker::strip(position as u64, &octets[position..], &mut plain);
+        let Ok(Parsed::Complete { value, len }) = stripped else {
+            panic!("{stripped:?} at {position} of {}", octets.len());
+        };
+        value.check_crc().unwrap();
+        position += len;
+    }
+    let length = usize::from(u16::from_be_bytes([plain[0], plain[1]]));
+    let control = Control::parse(&mut Reader::new(&plain[2..2 + length])).unwrap();
+    assert_eq!(control.opcode(), Opcode::TERMINATE);
 }
 
 #[test]

@@ -131,6 +131,11 @@ impl Framer {
         self.position
     }
 
+    /// The last so many octets are taken back.
+    pub(super) const fn rewind(&mut self, octets: usize) {
+        self.position = self.position.saturating_sub(octets as u64);
+    }
+
     /// Most payload of a segment that is not its message's last, with this much header. A
     /// multiple of 4, so that only last segments have PAD.
     pub(super) const fn max_payload(&self, header_len: usize) -> usize {

@@ -11,7 +11,8 @@
 //! 3. `wants_transmit`, `direct`, `deadline`.
 //!
 //! Time never goes backwards. Frames that `poll_transmit` yielded are sent in their order, all
-//! of them, and reported by `on_transmitted`; after `Closed` nobody is interested any more. Octets
+//! of them, and reported by `on_transmitted`; after `Closed` nobody is interested any more, but in
+//! those that will never be (`forget_untransmitted`), before what is yielded behind them. Octets
 //! of the peer before `attach` have to wait until after it.
 //!
 //! Receives that no message has taken belong to the owner, who flushes them when the stream ends.
@@ -367,6 +368,12 @@ impl Stream {
         self.drain_progress |= octets > 0;
         self.sq.transmitted(self.transmitted);
         self.settle();
+    }
+
+    /// The last `octets` that were yielded, whole frames, will not be sent. Only after `Closed`: what
+    /// is yielded then follows those before them.
+    pub const fn forget_untransmitted(&mut self, octets: usize) {
+        self.tx.rewind(octets);
     }
 
     // ---- receive ----

@@ -365,7 +365,9 @@ impl Conn {
                 qp.out = Outgoing::default();
                 self.close(around);
             } else {
+                let waiting = qp.out.octets.len();
                 let mut rest = qp.out.rest_of_frame();
+                qp.stream.forget_untransmitted(waiting - rest.octets.len());
                 let mut last = TxBatch::new();
                 qp.stream
                     .poll_transmit(around.now, &mut self.memory, &mut last, 4096, 64);

@@ -209,22 +209,18 @@ impl QpInner {
 fn rest_of_stream(qp: &QpInner, iwarp: &mut Iwarp, connection: &Connection) -> Vec<u8> {
     let mut memory = QpMemory::new(qp);
     let mut out = Vec::new();
-    if connection.sent > 0 {
-        let ends = connection.batch.frame_ends();
-        let frame = ends.iter().position(|&end| end >= connection.sent);
-        if let Some(frame) = frame
-            && copy_range(
-                &memory,
-                &connection.batch,
-                connection.sent..ends[frame],
-                &mut out,
-            )
-            .is_err()
-        {
-            // Memory has gone in the middle of a frame: nothing more can be said to the peer.
-            return Vec::new();
-        }
+    let (batch, sent) = (&connection.batch, connection.sent);
+    let mut frame_ends = batch.frame_ends().iter().copied();
+    let kept = match sent {
+        0 => 0,
+        _ => frame_ends.find(|&end| end >= sent).unwrap_or(sent),
+    };
+    if copy_range(&memory, batch, sent..kept, &mut out).is_err() {
+        // Memory has gone in the middle of a frame: nothing more can be said to the peer.
+        return Vec::new();
     }
+    // Markers stand where they have to in the octets that are sent.
+    iwarp.stream.forget_untransmitted(batch.len() - kept);
     let mut last = TxBatch::new();
     iwarp
         .stream
