@@ -70,6 +70,7 @@ const fn tcp_bounds(resets: u8, splits: Option<u8>, timers: u8) -> Bounds {
 const PLAIN: IwarpSetup = IwarpSetup {
     revision: 2,
     peer_to_peer: false,
+    rtr_write: false,
     crc: false,
     markers: false,
     room: 1 << 16,
@@ -189,8 +190,21 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "iwarp-rtr-write",
+        about: "iWARP: the same with a responder that wants an RDMA Write as the first FPDU",
+        bounds: tcp_bounds(0, None, 0),
+        mutations: Mutations::NONE,
+        kind: Kind::Iwarp {
+            plans: SENDS,
+            setup: IwarpSetup {
+                rtr_write: true,
+                ..PEER_TO_PEER
+            },
+        },
+    },
+    Scenario {
         name: "iwarp-old",
-        about: "iWARP: the same with MPA revision 1, CRC and markers",
+        about: "iWARP: the first data with MPA revision 1, CRC and markers",
         bounds: tcp_bounds(0, None, 1),
         mutations: Mutations::NONE,
         kind: Kind::Iwarp {

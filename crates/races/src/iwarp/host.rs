@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use softverbs_proto::iwarp::negotiate::{
-    Initiator, InitiatorOutcome, Responder, ResponderOutcome, Wishes,
+    Initiator, InitiatorOutcome, Negotiated, Responder, ResponderOutcome, RtrKind, Wishes,
 };
 use softverbs_proto::iwarp::stream::CloseCause;
 use softverbs_proto::mutation::Mutations;
 use softverbs_proto::time::Time;
+use softverbs_wire::codec::Parsed;
+use softverbs_wire::mpa::{MpaFrame, MpaKind};
 
 use super::conn::{Around, Conn, Qp, Socket, Start};
 use super::outgoing::Outgoing;
@@ -207,12 +209,15 @@ impl Host {
             return;
         };
         conn.qp = Some(Qp::new(self.mutations));
-        let (reply, negotiated) = match responder.accept(&wishes, ACCEPTED) {
+        let (mut reply, mut negotiated) = match responder.accept(&wishes, ACCEPTED) {
             Ok(accepted) => accepted,
             Err(misuse) => {
                 return around.violated(Property::Command, format_args!("accept: {misuse}"));
             }
         };
+        if self.setup.rtr_write {
+            choose_write(&mut reply, &mut negotiated);
+        }
         let early = responder.early_bytes();
         let mut reply = Outgoing::start_up("MPA reply", reply);
         let sent = around.send(conn.link, &mut reply);
@@ -322,6 +327,18 @@ impl Host {
             AppStep::Destroy => self.destroy(around, at),
             AppStep::Ready | AppStep::Establish | AppStep::Delay => {}
         }
+    }
+}
+
+/// Changes a reply in peer-to-peer mode: the RTR frame is to be an RDMA Write.
+fn choose_write(reply: &mut Vec<u8>, negotiated: &mut Negotiated) {
+    let octets = core::mem::take(reply);
+    if let Ok(Parsed::Complete { mut value, .. }) = MpaFrame::parse(MpaKind::Reply, &octets) {
+        if let (Some(words), Some(rtr)) = (&mut value.enhanced, &mut negotiated.rtr) {
+            (words.rtr_read, words.rtr_write) = (false, true);
+            *rtr = RtrKind::Write;
+        }
+        value.append_to(reply);
     }
 }
 

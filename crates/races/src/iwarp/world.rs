@@ -21,6 +21,8 @@ pub struct IwarpSetup {
     pub revision: u8,
     /// Peer-to-peer mode: the initiator begins with an RTR frame.
     pub peer_to_peer: bool,
+    /// The responder chooses an RDMA Write as RTR frame, as others do; ours takes a Read.
+    pub rtr_write: bool,
     /// CRC.
     pub crc: bool,
     /// Markers, both ways.
