@@ -1,11 +1,14 @@
 //! Random plays: commands, losses, copies, forgeries and time in any order. Every connection ends
-//! at most once, with exactly one event unless its owner gave it up, and nothing is left.
+//! at most once, with exactly one event unless its owner gave it up, and nothing is left. A model
+//! of what an application knows (`cm_reference`) says what each may hear and ask for at any moment.
 
+mod cm_reference;
 mod cm_support;
 mod effort;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cm_reference::{Phase, first};
 use cm_support::*;
 use effort::effort;
 use proptest::collection::vec;
@@ -96,6 +99,8 @@ struct Ledger {
     ids: Vec<ConnectionId>,
     /// What each heard.
     heard: BTreeMap<ConnectionId, Vec<CmEvent>>,
+    /// Where the model is with each.
+    phases: BTreeMap<ConnectionId, Phase>,
     /// The names that the application gave up.
     given_up: BTreeSet<ConnectionId>,
 }
@@ -135,6 +140,19 @@ impl Play {
                 if !ledger.heard.contains_key(&id) {
                     ledger.ids.push(id);
                 }
+                let next = match ledger.phases.get(&id) {
+                    Some(phase) => phase.hears(name(&event)),
+                    None => first(name(&event)),
+                };
+                let Some(next) = next else {
+                    panic!(
+                        "{:?} after {:?}, in {:?}",
+                        name(&event),
+                        ledger.heard.get(&id),
+                        ledger.phases.get(&id)
+                    );
+                };
+                ledger.phases.insert(id, next);
                 ledger.heard.entry(id).or_default().push(event);
             }
             while let Some(transmit) = cm.poll_transmit() {
@@ -237,12 +255,14 @@ impl Play {
                 let id = self.hosts[0].0.connect(now, &request).unwrap();
                 self.hosts[0].1.ids.push(id);
                 self.hosts[0].1.heard.insert(id, Vec::new());
+                self.hosts[0].1.phases.insert(id, Phase::Asked);
             }
             Step::Resolve => {
                 let request = Pair::new().resolve_request(b"who");
                 let id = self.hosts[0].0.resolve(now, &request).unwrap();
                 self.hosts[0].1.ids.push(id);
                 self.hosts[0].1.heard.insert(id, Vec::new());
+                self.hosts[0].1.phases.insert(id, Phase::Resolving);
             }
             Step::Deliver(n, copy) => {
                 if !self.flying.is_empty() {
@@ -318,6 +338,21 @@ impl Play {
                 Ok(())
             }
         };
+        let named = match step {
+            Step::Accept(_) => "accept",
+            Step::Establish(_) => "establish",
+            Step::Mra(_) => "mra",
+            Step::Disconnect(_) => "disconnect",
+            _ => "",
+        };
+        let phase = ledger.phases[&id];
+        // What is given up has no story any more, and once the end has begun it may be asked for again.
+        let ends = matches!(phase, Phase::Leaving | Phase::Over | Phase::Forgotten);
+        if !named.is_empty() && !ledger.given_up.contains(&id) && !ends {
+            let expected = phase.does(named);
+            assert_eq!(done.is_ok(), expected.is_some(), "{named} in {phase:?}");
+            ledger.phases.insert(id, expected.unwrap_or(phase));
+        }
         let gives_up = matches!(
             step,
             Step::Reject(_) | Step::SidrReply(_) | Step::DropRequest(_) | Step::Destroy(_)
@@ -352,7 +387,11 @@ impl Play {
                             cm.destroy(self.now, *id);
                         }
                         State::Established | State::DreqRcvd => {
-                            cm.disconnect(self.now, *id).ok();
+                            let done = cm.disconnect(self.now, *id);
+                            let phase = ledger.phases[id];
+                            if let (Ok(()), Some(next)) = (done, phase.does("disconnect")) {
+                                ledger.phases.insert(*id, next);
+                            }
                         }
                         _ => {}
                     }
