@@ -60,6 +60,15 @@ pub(crate) unsafe fn object<'a, C: Object>(pointer: *const C) -> Result<&'a C::R
     Ok(unsafe { &*ptr::addr_of!((*pair).rust) })
 }
 
+/// Gives an object something else to keep, and returns what we kept with it.
+///
+/// # Safety
+/// `pointer` was made by [`create`] and not destroyed, and nobody uses what is kept with it at this moment.
+pub(crate) unsafe fn replace<C: Object>(pointer: *mut C, rust: C::Rust) -> C::Rust {
+    // SAFETY: the pointer is to a `Pair`, and the caller's promise makes it ours.
+    unsafe { ptr::addr_of_mut!((*pointer.cast::<Pair<C>>()).rust).replace(rust) }
+}
+
 /// Ends an object, and returns what we kept with it.
 ///
 /// # Safety

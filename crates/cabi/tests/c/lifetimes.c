@@ -3,7 +3,10 @@
 
 #include <arpa/inet.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 static struct rdma_event_channel *channel;
 
@@ -84,11 +87,45 @@ static void queue_pair_before_connection(void)
 	EQ("destroy", rdma_destroy_id(listener), 0);
 }
 
+static atomic_int returned;
+
+static void *ask_once_more(void *of)
+{
+	struct rdma_cm_event *event;
+
+	rdma_get_cm_event(of, &event);
+	returned++;
+	return NULL;
+}
+
+/* A thread that fetches events comes back for the next one when its channel has just gone: it waits, as it
+ * would if it had come a moment earlier. */
+static void channel_before_its_reader(void)
+{
+	struct rdma_event_channel *gone = rdma_create_event_channel();
+	pthread_t thread;
+
+	MUST("rdma_create_event_channel", gone);
+	rdma_destroy_event_channel(gone);
+	MUST("pthread_create", !pthread_create(&thread, NULL, ask_once_more, gone));
+	usleep(300000);
+	EQ("calls that returned", returned, 0);
+	EQ("pthread_cancel", pthread_cancel(thread), 0);
+	EQ("pthread_join", pthread_join(thread, NULL), 0);
+	/* Many of them do not add up. */
+	for (int i = 0; i < 2000; i++) {
+		gone = rdma_create_event_channel();
+		MUST("rdma_create_event_channel", gone);
+		rdma_destroy_event_channel(gone);
+	}
+}
+
 int main(void)
 {
 	channel = rdma_create_event_channel();
 	MUST("rdma_create_event_channel", channel);
 	queue_pair_before_connection();
+	channel_before_its_reader();
 	rdma_destroy_event_channel(channel);
 	return failures != 0;
 }
