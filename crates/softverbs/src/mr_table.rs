@@ -196,10 +196,11 @@ impl MrTable {
     }
 
     /// Lets the key of a region stand for other memory, or gives it other rights; returns when
-    /// nothing uses the memory of before any more. Nothing is changed on an error.
+    /// nothing uses the memory of before any more. Until then the key is invalid, and who comes with
+    /// it is refused. Nothing is changed on an error; EBUSY if a window is bound to the region.
     ///
     /// # Safety
-    /// As for `register`, from now on for the new memory.
+    /// As for `register`, from now on for the new memory; for that of before until this returns.
     pub(crate) unsafe fn rereg(&self, key: u32, region: &Region) -> Result<()> {
         check_region(region)?;
         let slot = self.end(key)?;
@@ -208,7 +209,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// Nothing begins to use a region any more, unless a window is bound to it.
+    /// Makes the key of a region invalid, so that nothing begins to use it. EBUSY, and nothing is
+    /// changed, if a window is bound to the region.
     fn end(&self, key: u32) -> Result<&Slot> {
         // Nobody binds a window to it meanwhile.
         let windows = self.windows.write();
