@@ -22,7 +22,14 @@ const UD: &str = "-c UD -s 1000";
 fn writes() {
     measure(
         "ib_write_bw",
-        &["", "-b", "-q 16 -s 4096", UC, "-x 0 -s 1048576 -n 20"],
+        &[
+            "",
+            "-b",
+            "-q 16 -s 4096",
+            UC,
+            "-x 0 -s 1048576 -n 20",
+            "-a -n 5",
+        ],
     );
     measure(
         "ib_write_lat",
@@ -40,7 +47,15 @@ fn reads() {
 fn sends() {
     measure(
         "ib_send_bw",
-        &["", "-b", "-e", UC, UD, "--use-srq -q 4", "-s 1048576 -n 20"],
+        &[
+            "",
+            "-b",
+            "-e",
+            UC,
+            UD,
+            "--use-srq -q 16",
+            "-s 1048576 -n 20",
+        ],
     );
     measure("ib_send_lat", &["", "-e", UC, UD, "--use-srq"]);
 }
@@ -90,5 +105,70 @@ fn by_the_connection_manager_over_roce_with_early_clients() {
             attempt = client();
         }
         server.ok();
+    }
+}
+
+/// What docs/run.md says of perftest: every operation and service with every option, which takes minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn everything() {
+    for program in [
+        "ib_send_bw",
+        "ib_write_bw",
+        "ib_read_bw",
+        "ib_send_lat",
+        "ib_write_lat",
+        "ib_read_lat",
+    ] {
+        let (sends, reads) = (program.contains("send"), program.contains("read"));
+        for service in ["-c RC", UC, UD] {
+            let lacks = (service == UD && !sends) || (service == UC && reads);
+            if lacks {
+                continue;
+            }
+            let mut variants = vec!["", "-D 1"];
+            if program.ends_with("_bw") {
+                variants.extend(["-q 16", "-b"]);
+            }
+            if program.ends_with("_lat") && !reads {
+                variants.push("-I 64 -s 64");
+            }
+            if sends || reads {
+                variants.push("-e");
+            }
+            if sends {
+                variants.push("--use-srq");
+            }
+            if service == "-c RC" {
+                variants.push("-a -n 5");
+            }
+            for variant in variants {
+                // A time goes with no number.
+                let number = if variant == "-D 1" { "" } else { "-n 100" };
+                succeed(
+                    program,
+                    &format!("-d roce_lo -F {service} {number} {variant}"),
+                );
+            }
+        }
+    }
+    for program in ["ib_atomic_bw", "ib_atomic_lat"] {
+        measure(program, &[""]);
+        succeed(program, "-d roce_lo -F -D 1");
+    }
+    for program in [
+        "ib_send_bw",
+        "ib_write_bw",
+        "ib_read_bw",
+        "ib_send_lat",
+        "ib_write_lat",
+        "ib_read_lat",
+    ] {
+        for variant in ["-n 100", "-a -n 5", "-D 1"] {
+            succeed_over("iwarp", program, &format!("-R -F {variant}"));
+        }
+    }
+    for variant in ["-b -n 100", "-q 16 -n 100"] {
+        succeed_over("iwarp", "ib_write_bw", &format!("-R -F {variant}"));
     }
 }
