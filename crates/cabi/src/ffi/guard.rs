@@ -94,9 +94,13 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Fault(libc::EIO)))
 }
 
-/// The same, and sets `errno`.
+/// The same, and sets `errno`: what succeeds leaves it as it was, whatever happened on the way, since
+/// programs print it later (rstream: that of `rconnect` after `rpoll`).
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    caught(body).inspect_err(|fault| set_errno(fault.errno()))
+    let before = last_errno();
+    let result = caught(body);
+    set_errno(result.as_ref().err().unwrap_or(&before).errno());
+    result
 }
 
 /// An entry point that returns 0 or an `errno` value, often one that is no error, and sets nothing.
@@ -133,6 +137,13 @@ mod tests {
 
     #[test]
     fn each_kind_reports_in_its_way() {
+        let succeeds = || {
+            set_errno(libc::EAGAIN);
+            Ok(())
+        };
+        set_errno(libc::EINPROGRESS);
+        assert_eq!(errno(succeeds), 0);
+        assert_eq!(nix::errno::Errno::last_raw(), libc::EINPROGRESS);
         let fails = || Err(Fault::INVALID);
         assert_eq!(errno(fails), libc::EINVAL);
         assert_eq!(nix::errno::Errno::last_raw(), libc::EINVAL);
