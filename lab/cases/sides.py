@@ -92,6 +92,15 @@ class Lab:
             self.guest("start", number, "siw", seconds=120)
         self.guests.append(number)
 
+    def revive(self):
+        """Boots those guests anew that do not answer any more: an emulated network card may stall. Whether there were any."""
+        lost = [number for number in self.guests if self.guest("exec", "-t", 10, number, "true", check=False)[0] != 0]
+        for number in lost:
+            self.guest("stop", number, check=False)
+            self.guest("start", number, "siw", seconds=120)
+            self.link = None
+        return bool(lost)
+
     def use(self, link):
         """Gives the guests that RDMA device, and all sides that MTU."""
         if link is self.link:
