@@ -5,7 +5,7 @@ mod effort;
 
 use common::pair::Random;
 use common::raw::{self, own_requests, victim_of};
-use common::strategies::{agreements, frames};
+use common::strategies::{agreements, cases, frames};
 use common::*;
 use effort::effort;
 use proptest::prelude::*;
@@ -78,17 +78,8 @@ fn ids(completions: &[Completion]) -> Vec<u64> {
         .collect()
 }
 
-/// So many cases, and no files beside the tests: a failure prints its input.
-fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases: cases * effort(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
-
 proptest! {
-    #![proptest_config(cases(2000))]
+    #![proptest_config(cases(2000 * effort()))]
 
     #[test]
     fn arbitrary_octets(

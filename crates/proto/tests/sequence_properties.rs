@@ -3,7 +3,7 @@
 mod common;
 mod effort;
 
-use common::strategies::agreements;
+use common::strategies::{agreements, cases};
 use common::*;
 use effort::effort;
 use proptest::prelude::*;
@@ -253,17 +253,8 @@ fn sequence(
     Ok(())
 }
 
-/// So many cases, and no files beside the tests: a failure prints its input.
-fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases: cases * effort(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
-
 proptest! {
-    #![proptest_config(cases(1500))]
+    #![proptest_config(cases(1500 * effort()))]
 
     #[test]
     fn each_request_completes_once(

@@ -6,7 +6,7 @@ mod effort;
 
 use common::pair::Random;
 use common::raw::{self, own_requests, victim_of};
-use common::strategies::{agreements, frames};
+use common::strategies::{agreements, cases, frames};
 use common::*;
 use effort::effort;
 use proptest::prelude::*;
@@ -228,16 +228,8 @@ fn a_marker_out_of_place_is_found_before_the_end_of_its_frame() {
     }
 }
 
-fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases: cases * effort(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
-
 proptest! {
-    #![proptest_config(cases(2000))]
+    #![proptest_config(cases(2000 * effort()))]
 
     #[test]
     fn of_frames_that_are_nearly_right(

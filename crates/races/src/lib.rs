@@ -14,6 +14,7 @@
 
 pub mod app;
 pub mod bounds;
+mod end;
 pub mod explore;
 pub mod ib;
 mod inbox;

@@ -1,17 +1,8 @@
 //! Ways to states that were wrong once, as explorations printed them.
 
-use softverbs_races::replay::Then;
-use softverbs_races::scenario::Scenario;
+mod ways;
 
-/// Takes the steps, then lets everything end; nothing may be wrong.
-fn ends_well(scenario: &str, steps: &str) -> String {
-    let scenario = Scenario::find(scenario).expect("there is such a scenario");
-    let replay = scenario
-        .replay(scenario.bounds, steps, Then::RunOut)
-        .unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(replay.violation, None, "{}", replay.summary);
-    replay.summary
-}
+use ways::ends_well;
 
 /// The passive side rejects what it has accepted; its REJ is lost, and the RTU is all that shows
 /// that the active side believes in the connection.

@@ -1,17 +1,8 @@
 //! Ways over iWARP that explorations take, as they print them.
 
-use softverbs_races::replay::Then;
-use softverbs_races::scenario::Scenario;
+mod ways;
 
-/// Takes the steps, then lets everything end; nothing may be wrong.
-fn ends_well(scenario: &str, steps: &str) -> String {
-    let scenario = Scenario::find(scenario).expect("there is such a scenario");
-    let replay = scenario
-        .replay(scenario.bounds, steps, Then::RunOut)
-        .unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(replay.violation, None, "{}", replay.summary);
-    replay.summary
-}
+use ways::ends_well;
 
 /// The grace of a silent initiator ends before it has read the reply, whose last octets come with
 /// the first of the responder's FPDU.

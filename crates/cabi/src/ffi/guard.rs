@@ -50,16 +50,6 @@ pub(crate) fn last_errno() -> Fault {
     Fault(nix::errno::Errno::last_raw())
 }
 
-/// Does what may call C and is not what `errno` shall be about.
-pub(super) fn keeping_errno(body: impl FnOnce()) {
-    let errno = last_errno();
-    or((), || {
-        body();
-        Ok(())
-    });
-    set_errno(errno.errno());
-}
-
 /// While there is one, `pthread_cancel` waits.
 struct NotCancelled {
     before: c_int,

@@ -86,7 +86,10 @@ where
             _ => break -1,
         }
     };
-    guard::keeping_errno(let_go);
+    guard::or((), || {
+        let_go();
+        Ok(())
+    });
     result
 }
 

@@ -4,7 +4,6 @@ use std::ffi::{c_char, c_int};
 use std::mem;
 use std::ptr;
 
-use nix::errno::Errno;
 use softverbs::cm::source_address;
 
 use super::address;
@@ -252,8 +251,6 @@ fn find_source(rai: &mut rdma_addrinfo) -> Result<()> {
         return Ok(());
     };
     let Ok(src) = source_address(dst) else {
-        // Not a failure that anybody asked for.
-        Errno::clear();
         return Ok(());
     };
     let (storage, len) = ffi::c_socket_addr(&src);

@@ -104,9 +104,9 @@ fn checked(mut plan: Plan, transport: DropInTransport, source: &str) -> Outcome<
         check_fault(&plan, transport, source)?;
     }
     if let Some(LogTo::File(file)) = &mut plan.log {
-        let cannot = |error| Failure::usage(format!("{source}: log: {}: {error}", file.display()));
+        let named = file.display().to_string();
+        let cannot = |error| Failure::usage(format!("{source}: log: {named}: {error}"));
         *file = std::path::absolute(&file).map_err(cannot)?;
-        let cannot = |error| Failure::usage(format!("{source}: log: {}: {error}", file.display()));
         let opened = OpenOptions::new().append(true).create(true).open(&file);
         opened.map_err(cannot)?;
     }

@@ -45,17 +45,19 @@ impl Manager {
     }
 }
 
+fn brings_one(manager: &Arc<Manager>) -> thread::JoinHandle<()> {
+    let manager = manager.clone();
+    thread::spawn(move || {
+        manager.bring(1);
+        manager.pump.run(|| manager.drain());
+    })
+}
+
 #[test]
 fn nothing_that_was_brought_is_left_lying() {
     loom::model(|| {
         let manager = Manager::new();
-        let other = thread::spawn({
-            let manager = manager.clone();
-            move || {
-                manager.bring(1);
-                manager.pump.run(|| manager.drain());
-            }
-        });
+        let other = brings_one(&manager);
         manager.bring(2);
         manager.pump.run(|| manager.drain());
         other.join().unwrap();
@@ -69,13 +71,7 @@ fn nothing_that_was_brought_is_left_lying() {
 fn who_waits_finds_it_done() {
     loom::model(|| {
         let manager = Manager::new();
-        let other = thread::spawn({
-            let manager = manager.clone();
-            move || {
-                manager.bring(1);
-                manager.pump.run(|| manager.drain());
-            }
-        });
+        let other = brings_one(&manager);
         manager.bring(2);
         manager.pump.run_and_wait(|| manager.drain());
         assert!(manager.done().contains(&2));

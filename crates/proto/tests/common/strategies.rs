@@ -6,6 +6,15 @@ use softverbs_wire::rdmap::Opcode;
 
 use super::raw;
 
+/// So many cases, and no files beside the tests: a failure prints its input.
+pub fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 /// Any agreement.
 pub fn agreements() -> impl Strategy<Value = Negotiated> {
     let rtr = prop_oneof![

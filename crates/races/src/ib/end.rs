@@ -5,20 +5,8 @@ use softverbs_proto::qp_state::QpState;
 use super::host::Conn;
 use super::world::IbWorld;
 use crate::app::Phase;
+use crate::end::{self, Result, ensure};
 use crate::world::{Property, Side, Violation};
-
-type Result = core::result::Result<(), Violation>;
-
-fn ensure(holds: bool, property: Property, side: Side, what: impl FnOnce() -> String) -> Result {
-    if holds {
-        return Ok(());
-    }
-    Err(Violation {
-        property,
-        side: Some(side),
-        what: what(),
-    })
-}
 
 /// What is wrong in this state, if anything.
 pub(super) fn check(world: &IbWorld) -> Option<Violation> {
@@ -81,7 +69,11 @@ fn at_rest(world: &IbWorld) -> Result {
                 })?;
                 over(side, conn)?;
             } else {
-                connected(world, side, conn)?;
+                end::connected(
+                    side,
+                    &conn.app,
+                    partner(world, side, conn).map(|peer| &peer.app),
+                )?;
             }
         }
         let all_over = host.conns.iter().all(|conn| conn.app.is_over());
@@ -111,46 +103,13 @@ fn over(side: Side, conn: &Conn) -> Result {
     })
 }
 
-/// A connection that is not over: so is its other end, and everything has arrived.
-fn connected(world: &IbWorld, side: Side, conn: &Conn) -> Result {
-    let app = &conn.app;
-    ensure(
-        app.phase == Phase::Established,
-        Property::DeadEnd,
-        side,
-        || format!("{:?} for ever", app.phase),
-    )?;
-    let peer = partner(world, side, conn);
-    ensure(
-        peer.is_some_and(|peer| peer.app.phase == Phase::Established),
-        Property::DeadEnd,
-        side,
-        || "connected, and the other side is not".to_owned(),
-    )?;
-    let arrived = peer.map_or(0, |peer| peer.app.received);
-    ensure(
-        app.succeeded == app.posted && arrived == app.posted,
-        Property::DeadEnd,
-        side,
-        || {
-            format!(
-                "{} sends posted, {arrived} arrived, {} completed",
-                app.posted, app.completed
-            )
-        },
-    )
-}
-
 pub(super) fn summary(world: &IbWorld) -> String {
-    let mut words = Vec::new();
-    for side in Side::BOTH {
-        for conn in &world.host(side).conns {
-            let app = &conn.app;
-            words.push(format!(
-                "{side}: {:?}, {} posted, {} completed, {} received",
-                app.phase, app.posted, app.completed, app.received
-            ));
-        }
-    }
-    words.join("; ")
+    let apps = |side: Side| {
+        world
+            .host(side)
+            .conns
+            .iter()
+            .map(move |conn| (side, &conn.app))
+    };
+    end::summary(Side::BOTH.into_iter().flat_map(apps))
 }

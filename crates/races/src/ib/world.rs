@@ -1,6 +1,5 @@
 //! Both sides, the network between them, and everything that can happen next.
 
-use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -24,6 +23,7 @@ use super::host::{Conn, Host, new_qp};
 use super::packets::{self, Arrival};
 use crate::app::{AppStep, Phase, Plan};
 use crate::bounds::Bounds;
+use crate::end::Of;
 use crate::net::{Fate, Network};
 use crate::shared::Shared;
 use crate::world::{Log, Property, Side, Sight, Violation, World};
@@ -489,7 +489,6 @@ impl World for IbWorld {
     }
 
     fn describe(&self, step: &IbStep) -> String {
-        let of = |number: u8| Of(number);
         match *step {
             IbStep::Net(to, at, fate) => {
                 let name = self.net.name(to, at);
@@ -500,8 +499,8 @@ impl World for IbWorld {
                 }
             }
             IbStep::Timer(side, timer) => format!("{side} {}", timer_name(timer)),
-            IbStep::Tell(side, number) => format!("{side} tells its cm{}", of(number)),
-            IbStep::App(side, number, step) => format!("{side} {step}{}", of(number)),
+            IbStep::Tell(side, number) => format!("{side} tells its cm{}", Of(number)),
+            IbStep::App(side, number, step) => format!("{side} {step}{}", Of(number)),
         }
     }
 
@@ -511,17 +510,5 @@ impl World for IbWorld {
 
     fn summary(&self) -> String {
         end::summary(self)
-    }
-}
-
-/// Which connection, if it is not the only one of most runs.
-struct Of(u8);
-
-impl fmt::Display for Of {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 => Ok(()),
-            number => write!(f, " of connection {number}"),
-        }
     }
 }

@@ -1,7 +1,5 @@
 //! Both sides, TCP between them, and everything that can happen next.
 
-use std::fmt;
-
 use softverbs_proto::mutation::Mutations;
 use softverbs_proto::time::Time;
 
@@ -11,6 +9,7 @@ use super::host::Host;
 use super::tcp::Tcp;
 use crate::app::{AppStep, Phase, Plan};
 use crate::bounds::Bounds;
+use crate::end::Of;
 use crate::shared::Shared;
 use crate::world::{Log, Side, Sight, Violation, World};
 
@@ -377,17 +376,5 @@ impl World for IwarpWorld {
 
     fn summary(&self) -> String {
         end::summary(self)
-    }
-}
-
-/// Which connection, if it is not the only one of most runs.
-struct Of(u8);
-
-impl fmt::Display for Of {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 => Ok(()),
-            number => write!(f, " of connection {number}"),
-        }
     }
 }

@@ -258,13 +258,13 @@ impl<'a> Pin<'a> {
         domain: impl Into<Domain>,
     ) -> Result<(), MemoryFault> {
         let from = self.range(addr, out.len(), Access::empty(), domain)?;
-        // SAFETY: `range` has checked that these octets lie in the region, which whoever
-        // registered it keeps valid for reads until `dereg` returns, and that waits for this pin.
-        // `out` is a slice of the same length; should it overlap the region, `copy` allows that.
         // Others (the application, peers through other threads) may write these octets at the same
         // time: as with an adapter's DMA, it is then open which values are copied. That much is
         // relied on and no more: a copy of octets has no invalid values, and nothing is decided by
         // what they are.
+        // SAFETY: `range` has checked that these octets lie in the region, which whoever
+        // registered it keeps valid for reads until `dereg` returns, and that waits for this pin.
+        // `out` is a slice of the same length; should it overlap the region, `copy` allows that.
         unsafe { ptr::copy(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }

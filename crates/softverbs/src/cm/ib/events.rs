@@ -211,7 +211,7 @@ impl Manager {
         shared.on_ib_failed(EventKind::Rejected, status, rejected.private_data);
     }
 
-    pub(super) fn on_disconnected(&self, id: ConnectionId, shared: &Arc<IdShared>) {
+    fn on_disconnected(&self, id: ConnectionId, shared: &Arc<IdShared>) {
         // The peer's queue pair is in the error state; so is ours, before the application hears of
         // it, and the peer need not wait for the application.
         let qp = shared.lock().qp.clone();
