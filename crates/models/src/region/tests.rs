@@ -75,7 +75,7 @@ fn a_region_goes_and_another_comes_while_a_peer_reads() {
     });
 }
 
-/// Up to three preemptions: all of them take minutes (`LOOM_MAX_PREEMPTIONS=10`).
+/// Up to three preemptions, unless `LOOM_MAX_PREEMPTIONS` sets another bound: all of them take long.
 #[test]
 fn two_readers_and_an_owner() {
     let mut builder = loom::model::Builder::new();
