@@ -28,3 +28,10 @@ mod manager {
     #[cfg(test)]
     mod tests;
 }
+
+mod queue_pair {
+    #[path = "../../../softverbs/src/qp/left.rs"]
+    mod left;
+    #[cfg(test)]
+    mod tests;
+}

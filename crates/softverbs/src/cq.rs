@@ -14,6 +14,7 @@ use crate::context::{Context, ContextInner};
 use crate::device::{Transport, limits};
 use crate::error::{Error, Result, in_range};
 use crate::event_queue::EventCounter;
+use crate::qp::left::Waiting;
 use crate::qp::{QpInner, Visit};
 use crate::roce::port::Port;
 use crate::wr::Wc;
@@ -116,8 +117,7 @@ pub(crate) struct CqInner {
     empty: AtomicU32,
     overrun: AtomicBool,
     /// Queue pairs that left something for the next poll.
-    deferred: Mutex<Vec<Weak<QpInner>>>,
-    deferred_any: AtomicBool,
+    deferred: Waiting<Weak<QpInner>>,
 }
 
 impl Cq {
@@ -145,8 +145,7 @@ impl Cq {
             since_driven: AtomicU32::new(0),
             empty: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
-            deferred: Mutex::default(),
-            deferred_any: AtomicBool::new(false),
+            deferred: Waiting::new(),
         });
         let engine = inner.context.engine;
         engine.add_cq(inner.id, inner.me.clone());
@@ -344,23 +343,14 @@ impl CqInner {
 
     /// A queue pair of this queue has left something for its next poll.
     pub(crate) fn defer(&self, qp: Weak<QpInner>) {
-        self.lock_deferred().push(qp);
-        self.deferred_any.store(true, Ordering::Release);
+        self.deferred.push(qp);
         self.context.engine.note_deferred();
-    }
-
-    fn lock_deferred(&self) -> MutexGuard<'_, Vec<Weak<QpInner>>> {
-        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends what was left for a poll.
     pub(crate) fn flush_deferred(&self, visit: Visit) {
-        if !self.deferred_any.load(Ordering::Acquire) {
-            return;
-        }
-        self.deferred_any.store(false, Ordering::Relaxed);
         let mut todo: SmallVec<[Weak<QpInner>; 8]> = SmallVec::new();
-        todo.extend(self.lock_deferred().drain(..));
+        self.deferred.take(&mut todo);
         for qp in todo {
             if let Some(qp) = qp.upgrade() {
                 qp.flush_deferred(self, visit);

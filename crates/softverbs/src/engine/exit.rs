@@ -61,7 +61,7 @@ impl Engine {
         }
         for _ in 0..TURNS {
             self.flush(Visit::InCharge);
-            if !self.deferred.load(Ordering::SeqCst) {
+            if !self.deferred.rings() {
                 break;
             }
         }

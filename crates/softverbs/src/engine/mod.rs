@@ -40,6 +40,7 @@ use crate::cq::CqInner;
 use crate::error::{Error, Result};
 use crate::per_process::PerProcess;
 use crate::qp::Visit;
+use crate::qp::left::Bell;
 
 const WAKE: Token = Token::reserved(0);
 const DATA: Token = Token::reserved(1);
@@ -81,7 +82,7 @@ pub(crate) struct Engine {
     /// All completion queues, by number.
     cqs: RwLock<HashMap<u64, Weak<CqInner>>>,
     /// One of them has queue pairs that wait for a poll.
-    deferred: AtomicBool,
+    deferred: Bell,
     /// The process is about to end.
     last_call: LastCall,
     /// Sources that are polled so often that epoll need not watch them.
@@ -134,7 +135,7 @@ impl Engine {
             backed_off: AtomicBool::new(false),
             next_look: AtomicU64::new(0),
             cqs: RwLock::default(),
-            deferred: AtomicBool::new(false),
+            deferred: Bell::new(),
             last_call: LastCall::default(),
             hot: Mutex::default(),
             bulk: AtomicBool::new(false),
@@ -321,11 +322,8 @@ impl Engine {
     /// A completion queue has a queue pair that waits for a poll. If the engine stopped backing off
     /// meanwhile, its thread does the work here and now.
     pub(crate) fn note_deferred(&self) {
-        // SeqCst pairs with `take_charge`: either that sees the flag or we see the change. The flag
-        // is written seldom: all threads read it.
-        if !self.deferred.load(Ordering::SeqCst) {
-            self.deferred.store(true, Ordering::SeqCst);
-        }
+        // Either `take_charge` hears the bell, or we see that it is in charge.
+        self.deferred.ring();
         if !self.backed_off.load(Ordering::SeqCst) {
             self.wake();
         }
@@ -375,10 +373,9 @@ impl Engine {
     }
 
     fn flush(&self, visit: Visit) {
-        if !self.deferred.load(Ordering::Relaxed) {
+        if !self.deferred.silence() {
             return;
         }
-        self.deferred.store(false, Ordering::SeqCst);
         // The last handle of a queue may be dropped here, which takes the lock again.
         let cqs: SmallVec<[Arc<CqInner>; 8]> = self
             .cqs

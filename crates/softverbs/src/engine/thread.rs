@@ -129,7 +129,7 @@ impl Engine {
             let limit = if in_charge {
                 attention.disregard(now);
                 self.take_charge();
-                if self.deferred.load(Ordering::SeqCst) {
+                if self.deferred.rings() {
                     // This thread has left something itself, for after the others' turn.
                     Some(Duration::ZERO)
                 } else {

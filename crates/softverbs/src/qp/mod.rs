@@ -1,7 +1,7 @@
 //! Queue pairs.
 //!
 //! `mod.rs` holds the objects and posting, `attr.rs` the attributes and `modify`, `drive.rs` the
-//! work on the connection, `deferred.rs` what is left for the next poll, `memory.rs` what the protocol engine sees of registered memory, and
+//! work on the connection, `deferred.rs` what is left for the next poll (`left.rs`: how threads agree on it), `memory.rs` what the protocol engine sees of registered memory, and
 //! `close.rs` the end.
 
 mod attr;
@@ -9,6 +9,7 @@ mod close;
 mod deferred;
 mod drive;
 mod edge;
+pub(crate) mod left;
 mod memory;
 pub(crate) mod registry;
 mod watch;
@@ -26,9 +27,9 @@ use softverbs_wire::num::Qpn;
 
 pub use self::attr::QpAttr;
 pub(crate) use self::close::Linger;
-use self::deferred::Deferred;
-pub(crate) use self::deferred::Visit;
 pub(crate) use self::drive::Connection;
+use self::left::Deferred;
+pub(crate) use self::left::Visit;
 pub(crate) use self::memory::QpMemory;
 pub(crate) use self::registry::WeakQp;
 use crate::async_event::{AsyncElement, AsyncEventKind};
@@ -301,7 +302,7 @@ impl Qp {
                 cm: None,
             }),
             state: AtomicU32::new(QpState::Reset as u32),
-            deferred: Deferred::default(),
+            deferred: Deferred::new(),
             sent_epoch: AtomicU64::new(u64::MAX),
             driven: AtomicU32::new(0),
             driven_seen: AtomicU32::new(0),
