@@ -108,18 +108,21 @@ fn by_the_connection_manager_over_roce_with_early_clients() {
     }
 }
 
+/// For every operation but the atomic ones.
+const PROGRAMS: [&str; 6] = [
+    "ib_send_bw",
+    "ib_write_bw",
+    "ib_read_bw",
+    "ib_send_lat",
+    "ib_write_lat",
+    "ib_read_lat",
+];
+
 /// What docs/run.md says of perftest: every operation and service with every option, which takes minutes.
 #[test]
 #[ignore = "the whole matrix takes six minutes; a part of each is in the other tests, and docs/run.md names the command"]
 fn everything() {
-    for program in [
-        "ib_send_bw",
-        "ib_write_bw",
-        "ib_read_bw",
-        "ib_send_lat",
-        "ib_write_lat",
-        "ib_read_lat",
-    ] {
+    for program in PROGRAMS {
         let (sends, reads) = (program.contains("send"), program.contains("read"));
         for service in ["-c RC", UC, UD] {
             let lacks = (service == UD && !sends) || (service == UC && reads);
@@ -156,14 +159,7 @@ fn everything() {
         measure(program, &[""]);
         succeed(program, "-d roce_lo -F -D 1");
     }
-    for program in [
-        "ib_send_bw",
-        "ib_write_bw",
-        "ib_read_bw",
-        "ib_send_lat",
-        "ib_write_lat",
-        "ib_read_lat",
-    ] {
+    for program in PROGRAMS {
         for variant in ["-n 100", "-a -n 5", "-D 1"] {
             succeed_over("iwarp", program, &format!("-R -F {variant}"));
         }

@@ -4,18 +4,11 @@
 mod common;
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{run, softverbs};
-
-/// A TCP port that nobody uses.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
+use common::{free_port, run, softverbs};
 
 /// Runs a server, and clients until one succeeds, since a server says nowhere that it listens: `softverbs run`
 /// with `options` for both. The server has to succeed, too, unless it has no end of its own.
