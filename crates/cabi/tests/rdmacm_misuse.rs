@@ -24,3 +24,11 @@ fn what_is_destroyed_is_not_touched_any_more() {
             .ok();
     }
 }
+
+#[test]
+fn who_leaves_without_a_word_is_missed() {
+    let program = compile("leaving");
+    for transport in TRANSPORTS {
+        Program::new(transport, program.to_str().expect("text")).ok();
+    }
+}

@@ -1,4 +1,5 @@
-//! What was posted before the process ends leaves, although nobody polls any more.
+//! What was posted before the process ends leaves, although nobody polls any more, and the peer hears of
+//! the end.
 
 mod common;
 
@@ -67,5 +68,7 @@ fn by_exit(transport: Transport) {
             }
         }
         assert_eq!(got, COUNT, "round {round}");
+        drop(expect(&end.channel, EventKind::Established));
+        drop(expect(&end.channel, EventKind::Disconnected));
     }
 }

@@ -1,5 +1,8 @@
 //! The end of the process: what was left for a poll that does not come any more leaves before it, as it
-//! would have left a device by now.
+//! would have left a device by now, and peers hear of it, as the kernel would tell them.
+//!
+//! Handlers of `atexit` and destructors of the application may still use their connections: what is
+//! left leaves at the first moment, so that they wait for nothing; peers hear at the last.
 //!
 //! The engine's thread does it, which still runs while `exit` calls the handlers: the variables of the
 //! thread that exits are gone by then.
@@ -17,11 +20,20 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Turns of queue pairs that have much to send.
 const TURNS: usize = 128;
 
+/// What the thread that exits asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    /// What is left is to leave.
+    Flush,
+    /// The same, and nothing comes after it.
+    Farewell,
+}
+
 /// The question whether the process may end.
 #[derive(Debug, Default)]
 pub(super) struct LastCall {
     asked: AtomicBool,
-    answered: Mutex<bool>,
+    open: Mutex<Option<Call>>,
     answer: Condvar,
 }
 
@@ -32,25 +44,35 @@ pub(super) fn expect() {
 }
 
 extern "C" fn on_exit() {
+    call(Call::Flush);
+}
+
+/// Behind every handler of `atexit`.
+pub(super) extern "C" fn on_end() {
+    call(Call::Farewell);
+}
+
+fn call(call: Call) {
     // Nothing may unwind into C; and nothing can be done about it here.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         if let Some(engine) = Engine::existing()
             && !IS_OWN.get()
         {
-            engine.last_call();
+            engine.last_call(call);
         }
     }));
 }
 
 impl Engine {
-    fn last_call(&self) {
+    fn last_call(&self, call: Call) {
         let of = &self.last_call;
-        let answered = of.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = of.open.lock().unwrap_or_else(PoisonError::into_inner);
+        *open = Some(call);
         of.asked.store(true, Ordering::SeqCst);
         self.wake();
         let _ = of
             .answer
-            .wait_timeout_while(answered, PATIENCE, |answered| !*answered);
+            .wait_timeout_while(open, PATIENCE, |open| open.is_some());
     }
 
     /// On the engine's thread.
@@ -65,7 +87,13 @@ impl Engine {
                 break;
             }
         }
-        *of.answered.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let call = *of.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if call == Some(Call::Farewell) {
+            for source in self.sources.all() {
+                source.farewell();
+            }
+        }
+        *of.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
         of.answer.notify_all();
     }
 }

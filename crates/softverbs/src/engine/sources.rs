@@ -26,6 +26,9 @@ pub(crate) trait Source: Send + Sync {
 
     /// After [`Engine::add_hot`]: epoll is to watch this source again.
     fn cool(&self, _engine: &Engine) {}
+
+    /// The process ends.
+    fn farewell(&self) {}
 }
 
 /// Names a source; never reused for another one, so that a late event finds nothing.
@@ -132,6 +135,13 @@ impl Sources {
             return None;
         }
         slot.source.clone()
+    }
+
+    /// Every source.
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Source>> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let sources = slots.slots.iter().filter_map(|slot| slot.source.clone());
+        sources.collect()
     }
 
     /// The sources of a batch of events, under one lock.

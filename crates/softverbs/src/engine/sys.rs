@@ -268,3 +268,10 @@ pub(crate) fn at_exit(handler: extern "C" fn()) {
         libc::atexit(handler);
     }
 }
+
+/// The dynamic linker calls it behind all handlers of `atexit`, and at no other time: the shared
+/// library is never unloaded.
+// SAFETY: the section is an array of such pointers, and the function lives as long as the code.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = super::exit::on_end;

@@ -288,6 +288,18 @@ impl Manager {
         });
     }
 
+    /// The process ends: as destroying all its identifiers, which Linux does then.
+    fn destroy_all(&'static self) {
+        let now = self.engine.now();
+        let mut inner = self.lock();
+        let gone: Vec<_> = inner.ids.drain().map(|(id, _)| id).collect();
+        for id in gone {
+            inner.endpoint.destroy(now, id);
+        }
+        drop(inner);
+        self.pump_and_wait();
+    }
+
     pub(super) fn listen(&self, listener: Arc<Listener>, listen: Listen) -> Result<ListenToken> {
         let mut guard = self.lock();
         let inner = &mut *guard;
@@ -380,6 +392,10 @@ impl Source for AtWork {
         inner.endpoint.on_timeout(now);
         drop(inner);
         manager.pump();
+    }
+
+    fn farewell(&self) {
+        self.0.destroy_all();
     }
 }
 
