@@ -64,7 +64,7 @@ fn libfabrics_datagrams() {
 fn ucx(transports: &str, test: &str) {
     let port = free_port();
     let program = format!(
-        "env UCX_TLS={transports},self UCX_NET_DEVICES=roce_lo:1 UCX_UD_ETH_DGID_CHECK=n \
+        "env UCX_TLS={transports},self UCX_NET_DEVICES=roce_lo:1 \
          ucx_perftest -p {port} -n 100 -w 10 -t {test}"
     );
     pair("--sysfs", &program, &format!("{program} 127.0.0.1"), true);

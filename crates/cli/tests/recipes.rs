@@ -63,6 +63,8 @@ impl Recipe {
         loop {
             let ended = Running::start(self.program(self.client, client)).finish();
             if !ended.err.contains(refused) && !ended.out.contains(refused) {
+                // Seen only if the server does not end.
+                println!("{self:?}: {ended:?}");
                 return (ended, server.finish());
             }
             assert!(Instant::now() < deadline, "{self:?}: {ended:?}");

@@ -7,7 +7,7 @@ use softverbs_proto::fault::Misuse;
 use softverbs_proto::memory::Access;
 use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 use softverbs_proto::roce::queue_pair::{
-    Destination, PacketMeta, QpConfig, UdDestination, UdSource,
+    Destination, NetworkHeader, PacketMeta, QpConfig, UdDestination, UdSource,
 };
 use softverbs_proto::wr::{SendFlags, SendOp, WcOpcode, WcStatus};
 use softverbs_wire::ib::{Opcode, Packet};
@@ -243,7 +243,7 @@ fn datagrams_arrive_behind_their_network_header() {
             received.source,
             Some(UdSource {
                 qpn: A_QPN,
-                grh: true
+                grh: Some(NetworkHeader::Ipv6)
             })
         );
         let done = received.completion;

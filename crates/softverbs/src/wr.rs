@@ -108,6 +108,9 @@ pub struct Wc {
     pub src_qp: Option<Qpn>,
     /// The first 40 octets of the receive hold the network header (UD).
     pub grh: bool,
+    /// Service level (UD). RoCE has none; what stands here is, as with adapters of mlx5, which
+    /// programs rely on, the kind of that header: 1 for IPv6, 2 for IPv4.
+    pub sl: u8,
     /// More about an error, for people: 0 here.
     pub vendor_err: u32,
 }
@@ -124,6 +127,7 @@ impl Default for Wc {
             qp_num: Qpn::new(0),
             src_qp: None,
             grh: false,
+            sl: 0,
             vendor_err: 0,
         }
     }
@@ -146,6 +150,7 @@ impl Wc {
             qp_num,
             src_qp: None,
             grh: false,
+            sl: 0,
             vendor_err: 0,
         }
     }

@@ -313,7 +313,7 @@ fn datagrams() {
     message(1, SendOp::Send, to);
     let got = poll(&other.cq, 1)[0];
     assert!(got.is_success() && got.grh, "{got:?}");
-    assert_eq!(got.src_qp, Some(one.qp.qp_num()));
+    assert_eq!((got.src_qp, got.sl), (Some(one.qp.qp_num()), 2));
     assert_eq!(got.byte_len, 48, "the network header counts");
     assert_eq!(other.octets(40, 8), b"datagram");
     // Its last octets are the addresses (IPv4).

@@ -217,6 +217,7 @@ fn groups_of_both_families_are_joined_and_left() {
             let got = poll(&end.cq, 1)[0];
             assert!(got.is_success() && got.grh, "{group}: {got:?}");
             assert_eq!((got.wr_id, got.byte_len), (1, 50));
+            assert_eq!(got.sl, if group.is_ipv4() { 2 } else { 1 }, "{group}");
             assert_eq!(end.read(40, 10), b"all of you");
         }
         // Who has left gets no more.

@@ -158,7 +158,7 @@ pub(super) fn c_wc(wc: &Wc) -> ibv_wc {
         wc_flags: flags,
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: wc.sl,
         dlid_path_bits: 0,
     }
 }

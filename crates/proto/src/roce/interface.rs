@@ -2,6 +2,7 @@
 
 use core::hash::{Hash, Hasher};
 
+use softverbs_wire::ib::GrhArea;
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
 use crate::mutation::Mutations;
@@ -63,8 +64,27 @@ pub struct PacketMeta {
     /// The IP header is marked "congestion experienced".
     pub ecn_ce: bool,
     /// The 40 octets that a datagram's receive buffer starts with (UD); see
-    /// [`GrhArea`](softverbs_wire::ib::GrhArea).
-    pub grh: Option<[u8; 40]>,
+    /// [`GrhArea`].
+    pub grh: Option<[u8; GrhArea::LEN]>,
+}
+
+/// What the octets before a datagram are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NetworkHeader {
+    /// Twenty octets without meaning, and the header of IPv4.
+    Ipv4,
+    /// The header of IPv6.
+    Ipv6,
+}
+
+impl NetworkHeader {
+    pub(super) fn of(area: &[u8; GrhArea::LEN]) -> Self {
+        if GrhArea::is_v4(area) {
+            Self::Ipv4
+        } else {
+            Self::Ipv6
+        }
+    }
 }
 
 /// Who sent a datagram.
@@ -72,8 +92,8 @@ pub struct PacketMeta {
 pub struct UdSource {
     /// Its queue pair.
     pub qpn: Qpn,
-    /// The first 40 octets of the receive hold the network header.
-    pub grh: bool,
+    /// The first 40 octets of the receive hold the network header, of this protocol.
+    pub grh: Option<NetworkHeader>,
 }
 
 /// The end of a receive.

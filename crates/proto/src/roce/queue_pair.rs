@@ -31,7 +31,8 @@ pub use super::batch::{Destination, PacketBatch, PacketFrame};
 use super::congestion::{CNP_INTERVAL, RoundTrip, Window};
 use super::inbound::MAX_MESSAGE;
 pub use super::interface::{
-    PacketMeta, QpConfig, QpCounters, QpEvent, QpFailure, RecvCompletion, UdDestination, UdSource,
+    NetworkHeader, PacketMeta, QpConfig, QpCounters, QpEvent, QpFailure, RecvCompletion,
+    UdDestination, UdSource,
 };
 use super::packets::{self, Source};
 use super::requester::Requester;

@@ -5,7 +5,9 @@ use softverbs_wire::ib::{Deth, GrhArea, Headers, Packet, Position, Service};
 use super::batch::{Destination, PacketBatch};
 use super::inbound::{check_receive, failed_receive, immediate, octets};
 use super::packets::{self, Source, scatter};
-use super::queue_pair::{PacketMeta, QpFailure, QueuePair, RecvCompletion, UdSource};
+use super::queue_pair::{
+    NetworkHeader, PacketMeta, QpFailure, QueuePair, RecvCompletion, UdSource,
+};
 use super::requester::message_headers;
 use crate::memory::Memory;
 use crate::qp_state::QpState;
@@ -108,7 +110,7 @@ impl QueuePair {
             },
             source: Some(UdSource {
                 qpn: source,
-                grh: meta.grh.is_some(),
+                grh: meta.grh.as_ref().map(NetworkHeader::of),
             }),
             srq: None,
         });

@@ -12,7 +12,7 @@ use softverbs_proto::fault::Misuse;
 use softverbs_proto::qp_state::{QpState, QpType};
 use softverbs_proto::roce::batch::{Destination, PacketBatch};
 use softverbs_proto::roce::queue_pair::{
-    QpConfig, QpEvent, QpFailure, QueuePair, RecvCompletion, UdDestination,
+    NetworkHeader, QpConfig, QpEvent, QpFailure, QueuePair, RecvCompletion, UdDestination,
 };
 use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
@@ -511,7 +511,12 @@ impl QpInner {
             let mut wc = Wc::new(&completion, self.qp_num);
             if let Some(source) = source {
                 wc.src_qp = Some(source.qpn);
-                wc.grh = source.grh;
+                wc.grh = source.grh.is_some();
+                wc.sl = match source.grh {
+                    Some(NetworkHeader::Ipv4) => 2,
+                    Some(NetworkHeader::Ipv6) => 1,
+                    None => 0,
+                };
             }
             ready.push(wc);
         }

@@ -243,6 +243,11 @@ impl GrhArea {
         codec::emitted(|writer| self.emit(writer))
     }
 
+    /// Whether a packet that came was one of IPv4; any 40 octets are one of either.
+    pub fn is_v4(octets: &[u8; Self::LEN]) -> bool {
+        matches!(Self::parse(&mut Reader::new(octets)), Ok(Self::V4(_)))
+    }
+
     /// The packet's source and destination.
     pub fn gids(&self) -> (Gid, Gid) {
         match self {
