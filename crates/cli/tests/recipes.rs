@@ -129,7 +129,8 @@ fn ib_send_lat() {
         let (client, server) = recipe.pair(
             &line,
             &format!("{line} 127.0.0.1"),
-            "Unexpected CM event bl blka 8",
+            // Of the first connection, which it tries once.
+            "Unable to init the socket connection",
         );
         let codes = (client.code, server.code);
         match recipe.ends {
