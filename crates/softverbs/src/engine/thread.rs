@@ -23,6 +23,13 @@ pub(crate) const BACK_OFF: Duration = Duration::from_micros(100);
 const LONG_BACK_OFF: Duration = Duration::from_micros(800);
 /// While they have been polling without a pause, the thread looks after this part of that time.
 const STEADY_PART: u32 = 4;
+/// So often within [`SOON`] the thread finds data that somebody left who polls, and does not leave it
+/// to him any more: he waits by reading memory, perhaps, and polls only in between.
+const LEFT: usize = 3;
+/// Shorter than the slice of a thread that has lost its core: who polls all the time leaves data then.
+const SOON: Duration = Duration::from_millis(2);
+/// For so long, before it sees whether that has changed.
+const DISTRUST: Duration = Duration::from_millis(10);
 /// How long the thread looks for more of a stream before it sleeps.
 const LOOK_AGAIN: Duration = Duration::from_micros(30);
 /// How long it serves streams before it looks after everything else.
@@ -71,6 +78,11 @@ struct Attention {
     nobody: bool,
     /// Since when they have been polling without a pause.
     polling: Time,
+    /// When data was left last, and the count of polls at the latest time.
+    left: [Option<Time>; LEFT],
+    left_at: u64,
+    /// Until when polls do not count for that reason.
+    distrust: Time,
 }
 
 impl Attention {
@@ -80,6 +92,9 @@ impl Attention {
             since: now,
             nobody: true,
             polling: now,
+            left: [None; LEFT],
+            left_at: polls,
+            distrust: now,
         }
     }
 
@@ -101,6 +116,25 @@ impl Attention {
     /// Polls do not count: somebody sleeps until the engine's thread wakes him.
     const fn disregard(&mut self, now: Time) {
         self.polling = now;
+    }
+
+    /// Data was there that nobody had polled for, and the engine's thread has served it.
+    fn left(&mut self, now: Time, polls: u64) {
+        // Once for all that came between two polls: somebody who never polls leaves nothing.
+        if std::mem::replace(&mut self.left_at, polls) == polls {
+            return;
+        }
+        self.left.rotate_left(1);
+        self.left[LEFT - 1] = Some(now);
+        if self.left[0].is_some_and(|first| now.saturating_since(first) <= SOON) {
+            self.distrust = now + DISTRUST;
+            self.left = [None; LEFT];
+        }
+    }
+
+    /// Whether polls say that data is looked after.
+    fn distrusts(&self, now: Time) -> bool {
+        now < self.distrust
     }
 
     /// Time between two looks.
@@ -125,7 +159,8 @@ impl Engine {
             let (polls, inside) = self.polled();
             attention.look(now, polls, inside);
             let is_armed = || self.armed.load(Ordering::SeqCst) > 0;
-            let in_charge = attention.nobody || is_armed();
+            let distrusts = attention.distrusts(now);
+            let in_charge = attention.nobody || distrusts || is_armed();
             let limit = if in_charge {
                 attention.disregard(now);
                 self.take_charge();
@@ -163,16 +198,21 @@ impl Engine {
             let now = self.now();
             if in_charge {
                 let (polls, inside) = self.polled();
-                let polled_meanwhile = (polls != attention.seen || inside) && !is_armed();
-                if data && !polled_meanwhile {
-                    self.serve_stream();
+                let polled_meanwhile = polls != attention.seen || inside;
+                if data && (!polled_meanwhile || distrusts || is_armed()) {
+                    let served = self.serve_stream() > 0;
+                    if served && !polled_meanwhile && !is_armed() {
+                        attention.left(now, polls);
+                    }
                 }
             } else if now.saturating_since(looked) >= BACK_OFF {
                 // Not more often: who was polled since a moment ago only is not neglected otherwise.
                 looked = now;
                 self.flush(Visit::Look);
                 self.cool(false);
-                self.serve_neglected();
+                if self.serve_neglected() {
+                    attention.left(now, self.polls.load(Ordering::Relaxed));
+                }
             }
         }
     }
@@ -183,17 +223,18 @@ impl Engine {
         self.next_look.store(nanos, Ordering::SeqCst);
     }
 
-    /// Serves ready connections. While large amounts arrive it looks again for a moment instead of
-    /// sleeping at once: the next octets come before a sleep and a wake-up would be over.
-    fn serve_stream(&self) {
+    /// Serves ready connections, and returns how many there were. While large amounts arrive it looks
+    /// again for a moment instead of sleeping at once: the next octets come before a sleep and a
+    /// wake-up would be over.
+    fn serve_stream(&self) -> usize {
         let begin = self.now();
         let mut last = begin;
         self.bulk.store(false, Ordering::Relaxed);
-        self.poll_data();
+        let served = self.poll_data();
         while self.bulk.load(Ordering::Relaxed) {
             let now = self.now();
             if now - last > LOOK_AGAIN || now - begin > TURN {
-                return;
+                break;
             }
             if self.poll_data() > 0 {
                 last = now;
@@ -201,6 +242,7 @@ impl Engine {
                 std::hint::spin_loop();
             }
         }
+        served
     }
 
     /// From here on `data` wakes the thread.
@@ -217,15 +259,19 @@ impl Engine {
         let _ = self.control.modify(&self.data.0, &mut arm);
     }
 
-    /// Serves ready connections that no application thread has served since the last look.
-    fn serve_neglected(&self) {
+    /// Serves ready connections that no application thread has served since the last look, and says
+    /// whether there were any.
+    fn serve_neglected(&self) -> bool {
         let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
         let _ = sys::epoll_wait(self.data.0.as_fd(), &mut ready, Some(Duration::ZERO));
+        let mut any = false;
         for (source, readiness) in self.sources.find_all(&ready) {
             if source.neglected() {
+                any = true;
                 source.ready(self, readiness);
             }
         }
+        any
     }
 }
 
@@ -254,6 +300,36 @@ mod tests {
         assert!(attention.nobody, "still");
         attention.look(at(1102), 6, true);
         assert!(!attention.nobody, "a thread is at work");
+    }
+
+    #[test]
+    fn who_polls_only_in_between_is_not_left_alone() {
+        let mut attention = Attention::new(at(0), 0);
+        // Polls, and leaves what comes then; three times.
+        let leaves = |attention: &mut Attention, begin: u64, apart: u64| {
+            for n in 1..=3 {
+                let (now, polls) = (at(begin + n * apart), begin + n);
+                assert!(!attention.distrusts(now), "before {n}");
+                attention.left(now, polls);
+                // More that comes before the next poll says nothing new.
+                attention.left(now, polls);
+            }
+            attention.distrusts(at(begin + 3 * apart))
+        };
+        assert!(leaves(&mut attention, 0, 150));
+        assert!(attention.distrusts(at(10_449)));
+        assert!(!attention.distrusts(at(10_450)), "for a time");
+        assert!(leaves(&mut attention, 10_450, 1000), "it goes on");
+        assert!(!leaves(&mut attention, 30_000, 1001), "now and then");
+    }
+
+    #[test]
+    fn who_never_polls_is_not_distrusted() {
+        let mut attention = Attention::new(at(0), 7);
+        for now in (0..10_000).step_by(200) {
+            attention.left(at(now), 7);
+            assert!(!attention.distrusts(at(now)));
+        }
     }
 
     #[test]
