@@ -61,6 +61,8 @@ enum Step {
     Destroy(usize),
     CommEst(usize),
     PathMig(usize),
+    /// A host believes that the process at the other end of a connection is gone.
+    PeerGone(usize),
     /// Lets one datagram of those under way arrive: which one, and whether a copy stays.
     Deliver(usize, bool),
     Lose(usize),
@@ -86,6 +88,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => one.clone().prop_map(Step::Destroy),
         2 => one.clone().prop_map(Step::CommEst),
         1 => one.clone().prop_map(Step::PathMig),
+        1 => one.clone().prop_map(Step::PeerGone),
         12 => (one.clone(), any::<bool>()).prop_map(|(n, copy)| Step::Deliver(n, copy)),
         2 => one.clone().prop_map(Step::Lose),
         2 => (0..6000u64).prop_map(Step::Wait),
@@ -305,7 +308,8 @@ impl Play {
             | Step::DropRequest(n)
             | Step::Destroy(n)
             | Step::CommEst(n)
-            | Step::PathMig(n) => self.command(step, n),
+            | Step::PathMig(n)
+            | Step::PeerGone(n) => self.command(step, n),
         }
         self.drain();
     }
@@ -333,6 +337,7 @@ impl Play {
             Step::DropRequest(_) => cm.drop_request(now, id),
             Step::CommEst(_) => cm.on_qp_event(now, id, QpEvent::CommEst),
             Step::PathMig(_) => cm.on_qp_event(now, id, QpEvent::PathMig),
+            Step::PeerGone(_) => cm.on_peer_gone(now, id),
             _ => {
                 cm.destroy(now, id);
                 Ok(())

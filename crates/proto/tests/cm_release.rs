@@ -7,7 +7,7 @@ use softverbs_proto::cm::config::Config;
 use softverbs_proto::cm::endpoint::Endpoint;
 use softverbs_proto::cm::event::{CmEvent, CmStatus};
 use softverbs_proto::cm::ids::IdSpace;
-use softverbs_proto::cm::params::{ConnectionId, Listen};
+use softverbs_proto::cm::params::{Adapter, ConnectionId, Listen};
 use softverbs_proto::cm::state::State;
 use softverbs_proto::qp_state::QpState;
 use softverbs_wire::ib::cm::{ApStatus, Dreq, Lap, Mad, Message, MessageKind, Rej, RejReason};
@@ -140,6 +140,100 @@ fn the_passive_side_times_out_by_the_timeout_of_the_request() {
     pair.call(SERVER, |cm, now| cm.disconnect(now, server).unwrap());
     pair.run_out();
     assert_eq!(pair.hosts[SERVER].when("Disconnected"), at(10 + 16 * 4096));
+}
+
+/// Where a host finds the adapter of the other one.
+fn adapter_of_peer(pair: &Pair, host: usize) -> Adapter {
+    Adapter {
+        address: path(host).remote,
+        guid: pair.hosts[1 - host].cm.ca_guid(),
+    }
+}
+
+/// As if a DREQ had come, but for the answer.
+#[test]
+fn a_peer_that_is_gone_is_disconnected() {
+    for host in [CLIENT, SERVER] {
+        let (mut pair, client, server) = connected(|_, _, _| pass());
+        let (id, other) = [(client, server), (server, client)][host];
+        let adapter = adapter_of_peer(&pair, host);
+        let cm = &pair.hosts[host].cm;
+        assert_eq!(cm.peer_of(id), Some((adapter, other.comm_id())));
+        assert_eq!(cm.connections_with(adapter).collect::<Vec<_>>(), [id]);
+        let sent = pair.sent(host).len();
+        pair.call(host, |cm, now| cm.on_peer_gone(now, id).unwrap());
+        assert_eq!(pair.hosts[host].qp(id).1.state, QpState::Err);
+        assert_eq!(pair.hosts[host].cm.state(id), State::Timewait);
+        assert_eq!(status(&pair, host), CmStatus::Success);
+        assert_eq!(pair.hosts[host].cm.connections_with(adapter).count(), 0);
+        // Asked again, it is known; and a DREQ that was late changes nothing.
+        pair.call(host, |cm, now| cm.on_peer_gone(now, id).unwrap());
+        assert_eq!(pair.sent(host).len(), sent, "there is nobody to talk to");
+        pair.call(1 - host, |cm, now| cm.disconnect(now, other).unwrap());
+        pair.run_out();
+        assert_eq!(pair.count(host, "DREP"), 1);
+        assert_eq!(
+            pair.hosts[host].names(id)[2..],
+            ["Disconnected", "TimewaitExit"]
+        );
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn a_dreq_that_came_before_its_sender_went_counts_once() {
+    for habit in [Habit::Yes, Habit::Wait] {
+        let (mut pair, client, server) = connected(|_, _, _| pass());
+        pair.hosts[SERVER].on_disconnected = habit;
+        pair.call(CLIENT, |cm, now| cm.disconnect(now, client).unwrap());
+        pair.run(ms(2));
+        pair.call(SERVER, |cm, now| {
+            cm.on_peer_gone(now, server).unwrap();
+            cm.disconnect_reply(now, server).unwrap();
+        });
+        pair.run_out();
+        assert_eq!(
+            pair.hosts[SERVER].names(server)[2..],
+            ["Disconnected", "TimewaitExit"]
+        );
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_drep_of_a_peer_that_is_gone() {
+    let (mut pair, client, _) = connected(|_, kind, _| match kind {
+        "DREQ" => vec![],
+        _ => pass(),
+    });
+    pair.call(CLIENT, |cm, now| cm.disconnect(now, client).unwrap());
+    pair.run(ms(5));
+    pair.call(CLIENT, |cm, now| cm.on_peer_gone(now, client).unwrap());
+    assert_eq!(status(&pair, CLIENT), CmStatus::Success);
+    assert_eq!(pair.hosts[CLIENT].cm.state(client), State::Timewait);
+    pair.run_out();
+    assert_eq!(pair.count(CLIENT, "DREQ"), 1);
+    assert_eq!(pair.hosts[CLIENT].cm.connections(), 0);
+}
+
+/// Retries end what is not established, whatever is known of the peer.
+#[test]
+fn a_peer_that_is_gone_before_it_is_connected_is_unreachable() {
+    let mut pair = Pair::with_rule(|_, kind, _| match kind {
+        "RTU" | "REJ" => vec![],
+        _ => pass(),
+    });
+    pair.connect();
+    pair.run(ms(10));
+    let (server, _) = pair.hosts[SERVER].request();
+    let adapter = adapter_of_peer(&pair, SERVER);
+    let with: Vec<_> = pair.hosts[SERVER].cm.connections_with(adapter).collect();
+    assert_eq!(with, [server]);
+    pair.call(SERVER, |cm, now| cm.on_peer_gone(now, server).unwrap());
+    assert_eq!(pair.hosts[SERVER].cm.state(server), State::RepSent);
+    pair.rule = Box::new(|_, _, _| vec![]);
+    pair.run(ms(100_000));
+    assert_eq!(pair.hosts[SERVER].names(server), ["Request", "Unreachable"]);
 }
 
 #[test]

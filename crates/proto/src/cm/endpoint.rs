@@ -3,8 +3,8 @@
 //! # Contract
 //!
 //! Queries take `&self`. Everything else feeds the endpoint one thing that happened: a management
-//! datagram that arrived for QP1, an event of a queue pair, a command, the time. After each of
-//! them
+//! datagram that arrived for QP1, an event of a queue pair, the end of a peer's process, a command,
+//! the time. After each of them
 //!
 //! 1. ask [`Endpoint::poll_event`] until it yields nothing, and do what [`CmEvent::Qp`] says, in
 //!    order: a queue pair has to be ready before the peer hears that it is;
@@ -31,7 +31,7 @@ use std::collections::VecDeque;
 
 use softverbs_wire::ib::PacketError;
 use softverbs_wire::ib::cm::Mad;
-use softverbs_wire::num::{Guid, TimeoutCode};
+use softverbs_wire::num::{CommId, Guid, TimeoutCode};
 
 use super::config::Config;
 use super::connection::{Active, Connection, Role};
@@ -40,8 +40,8 @@ use super::ids::IdSpace;
 use super::listeners::Listeners;
 use super::messages;
 use super::params::{
-    AcceptParams, ConnectRequest, ConnectionId, Listen, ListenToken, PathAddress, RejectParams,
-    ResolveRequest, SidrReplyParams,
+    AcceptParams, Adapter, ConnectRequest, ConnectionId, Listen, ListenToken, PathAddress,
+    RejectParams, ResolveRequest, SidrReplyParams,
 };
 use super::perform::Input;
 use super::registry::Registry;
@@ -90,6 +90,24 @@ impl Endpoint {
         self.registry
             .get(id.0)
             .map_or(State::Idle, |connection| connection.state)
+    }
+
+    /// The adapter at the other end of a connection, and the peer's name for the connection, once
+    /// the peer has told them.
+    pub fn peer_of(&self, id: ConnectionId) -> Option<(Adapter, CommId)> {
+        let connection = self.registry.get(id.0)?;
+        let adapter = Adapter {
+            address: connection.address.remote,
+            guid: connection.remote_ca_guid,
+        };
+        let known = connection.remote_comm_id != CommId::NONE;
+        known.then_some((adapter, connection.remote_comm_id))
+    }
+
+    /// The connections with an adapter, those that are not established yet or end included, and
+    /// those in TimeWait not.
+    pub fn connections_with(&self, adapter: Adapter) -> impl Iterator<Item = ConnectionId> {
+        self.registry.of_adapter(adapter).map(ConnectionId)
     }
 
     /// Passive side: what the queue pair needs to go to RTR and RTS when it is accepted with
@@ -159,6 +177,13 @@ impl Endpoint {
             QpEvent::PathMig => Trigger::PathMig,
         };
         self.command(now, id, trigger, Input::None)
+    }
+
+    /// The process at the other end of a connection is known to have ended, without a word perhaps.
+    /// What was established is disconnected, as by its DREQ, and what waits for its DREP has waited
+    /// long enough; what is not established yet waits for the end of its retries.
+    pub fn on_peer_gone(&mut self, now: Time, id: ConnectionId) -> Result<(), Misuse> {
+        self.command(now, id, Trigger::PeerGone, Input::None)
     }
 
     /// Time has passed.

@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use softverbs_wire::ib::cm::{RejReason, Req, SidrStatus};
 use softverbs_wire::ib::rdma_cm::{CmaHeader, ServicePort};
 use softverbs_wire::num::{
-    CommId, FlowLabel, Gid, PathMtu, Pkey, Psn, Qkey, Qpn, RetryCount, ServiceId, TimeoutCode,
+    CommId, FlowLabel, Gid, Guid, PathMtu, Pkey, Psn, Qkey, Qpn, RetryCount, ServiceId, TimeoutCode,
 };
 
 use crate::qp_state::QpType;
@@ -36,6 +36,16 @@ impl PathAddress {
             remote: self.local,
         }
     }
+}
+
+/// A peer's adapter. The address is in it so that nobody can pretend to be the adapter of somebody
+/// else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Adapter {
+    /// Where it is.
+    pub address: Gid,
+    /// What it says that it is.
+    pub guid: Guid,
 }
 
 /// Our name for a connection, or for one resolution of a service ID. It is not used again before

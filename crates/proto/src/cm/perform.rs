@@ -182,6 +182,10 @@ impl Endpoint {
                 }
                 self.disconnected(id, CmStatus::Success);
             }
+            Action::EndAlone => {
+                self.flush(id);
+                self.disconnected(id, CmStatus::Success);
+            }
             Action::SendDrep => {
                 self.flush(id);
                 self.send_drep(id, None);

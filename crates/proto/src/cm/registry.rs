@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use softverbs_wire::num::{CommId, Gid, Guid, Qpn};
 
 use super::connection::{Connection, Role};
-use super::params::PathAddress;
+use super::params::{Adapter, PathAddress};
 use super::state::State;
 use crate::time::Time;
 
@@ -71,6 +71,14 @@ impl Registry {
 
     pub(super) fn by_remote_qp(&self, address: PathAddress, guid: Guid, qpn: Qpn) -> Option<u32> {
         self.by_remote_qp.get(&(address.remote, guid, qpn)).copied()
+    }
+
+    /// The connections whose peers' queue pairs are of this adapter, and no others'.
+    pub(super) fn of_adapter(&self, adapter: Adapter) -> impl Iterator<Item = u32> {
+        let at = |qpn| (adapter.address, adapter.guid, qpn);
+        self.by_remote_qp
+            .range(at(Qpn::new(0))..=at(Qpn::MULTICAST))
+            .map(|(_, id)| *id)
     }
 
     pub(super) fn by_request_id(&self, address: PathAddress, id: CommId) -> Option<u32> {

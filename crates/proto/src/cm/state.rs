@@ -6,6 +6,7 @@
 //!  passive   REQ Rcvd -- accept --> REP Sent -- RTU or first packet --> Established
 //!  either    Established -- disconnect --> DREQ Sent -- DREP --> TimeWait
 //!            Established -- DREQ --> DREQ Rcvd -- disconnect --> TimeWait
+//!            Established -- the peer's process is gone --> TimeWait
 //! ```
 
 use core::fmt;
@@ -147,6 +148,8 @@ pub enum Trigger {
     Timeout,
     /// The peer uses one of the connection's names for a new one: it has forgotten this one.
     Stale,
+    /// The peer's process has ended: nobody sends or answers any more.
+    PeerGone,
     /// Command: accept.
     Accept,
     /// Command: confirm a REP.
@@ -171,7 +174,7 @@ pub enum Trigger {
 
 impl Trigger {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Req,
         Self::MraReq,
         Self::MraRep,
@@ -189,6 +192,7 @@ impl Trigger {
         Self::Retry,
         Self::Timeout,
         Self::Stale,
+        Self::PeerGone,
         Self::Accept,
         Self::Establish,
         Self::Reject,
@@ -268,6 +272,8 @@ pub enum Action {
     SendDreq,
     /// Tell the application that the peer disconnects.
     PeerDisconnects,
+    /// Flush the queue pair, tell the application that the connection is over.
+    EndAlone,
     /// Flush the queue pair and send a DREP.
     SendDrep,
     /// Send a DREP, tell the application that the connection is over.
@@ -357,6 +363,11 @@ pub const fn transition(state: State, trigger: Trigger) -> (Action, State) {
             (A::RejectedStale, S::Idle)
         }
         (S::RepRcvd | S::MraRepSent, T::Stale) => (A::RejectedStale, S::Timewait),
+
+        // The peer has died, which is as good as a DREQ and its answer to ours. What is not
+        // established yet ends by its retries.
+        (S::Established, T::PeerGone) => (A::EndAlone, S::Timewait),
+        (S::DreqSent, T::PeerGone) => (A::Disconnected, S::Timewait),
 
         // Alternate paths.
         (S::Established, T::Lap) => (A::RejectPath, state),
