@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use common::child::{self, Other};
 use common::faults::Faults;
 use common::{End, Setup, equip, expect, listener, pair, resolved};
+use nix::sys::signal::Signal;
 use softverbs::cm::{CmOption, ConnParam, EventKind};
 use softverbs::fault::Kind;
 use softverbs::{QpState, SendFlags, Transport, WcStatus};
@@ -139,12 +140,12 @@ fn child() {
     end.recv(1, 0, 64);
     end.success();
     eprintln!("received");
-    // Until it is killed.
+    // Until it is stopped.
     std::thread::sleep(common::PATIENCE * 10);
 }
 
 #[test]
-fn a_process_that_is_killed() {
+fn a_process_that_is_stopped() {
     let _faults = Faults::none();
     for retries in [1, 5] {
         let mut server = Other::start("listen", &[], &[]);
@@ -157,7 +158,7 @@ fn a_process_that_is_killed() {
         client.send_inline(9, b"hello", SendFlags::SIGNALED);
         client.success();
         server.says("received");
-        server.kill();
+        server.signal(Signal::SIGSTOP);
         nobody_answers(&client, retries);
     }
 }

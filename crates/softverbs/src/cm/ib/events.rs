@@ -67,7 +67,10 @@ impl Manager {
             (CmEvent::Request(request), _) => self.on_request(id, *request),
             (CmEvent::SidrRequest(request), _) => self.on_sidr_request(id, *request),
             (CmEvent::Reply(reply), Some(shared)) => self.on_reply(id, *reply, shared),
-            (CmEvent::Established, Some(shared)) => shared.on_established(),
+            (CmEvent::Established, Some(shared)) => {
+                self.watch_peer(id);
+                shared.on_established();
+            }
             (CmEvent::Rejected(rejected), Some(shared)) => self.on_rejected(id, *rejected, shared),
             (CmEvent::Unreachable(status), Some(shared)) => {
                 self.lock().forget(id);

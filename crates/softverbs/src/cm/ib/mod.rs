@@ -2,7 +2,8 @@
 //!
 //! `mod.rs` drives proto's [`Endpoint`]: datagrams, commands and the time go in; what comes out is
 //! done in order by whoever pumps. `events.rs` is what comes out, `calls.rs` what the application
-//! asks for, `datagram.rs` both for datagrams, `ports.rs` the port numbers, `pump.rs` who pumps.
+//! asks for, `datagram.rs` both for datagrams, `ports.rs` the port numbers, `pump.rs` who pumps,
+//! `peers.rs` who of this host has died.
 //!
 //! One thread pumps at a time, so that events of a connection stay in order. It holds the
 //! endpoint's lock only to take the next event, never while it calls a queue pair or an
@@ -12,6 +13,7 @@
 mod calls;
 mod datagram;
 mod events;
+mod peers;
 mod ports;
 mod pump;
 
@@ -29,7 +31,7 @@ use softverbs_proto::cm::params::{ConnectionId, Listen, ListenToken, PathAddress
 use softverbs_proto::fault::Misuse;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::mad::MAD_LEN;
-use softverbs_wire::num::{Gid, Guid, Qpn, ServiceId};
+use softverbs_wire::num::{Gid, Qpn, ServiceId};
 
 pub(super) use self::calls::{
     Incoming, accept, attributes_of_request, connect, disconnect, establish, listen, notify,
@@ -37,6 +39,7 @@ pub(super) use self::calls::{
 };
 pub(super) use self::datagram::{answer, ask, decline};
 pub(super) use self::events::Listener;
+use self::peers::Peers;
 pub(super) use self::ports::{Bound, ephemeral, random_u32};
 use self::pump::Pump;
 use super::id::IdShared;
@@ -58,6 +61,7 @@ pub(crate) struct Manager {
     port: &'static Port,
     inner: Mutex<Inner>,
     pump: Pump,
+    peers: Peers,
     notes: Mutex<Vec<(ConnectionId, Note)>>,
     noted: AtomicBool,
 }
@@ -106,7 +110,7 @@ impl Manager {
         let port = Port::get(engine)?;
         let prefix = port.comm_id_prefix() >> ID_BITS;
         let ids = IdSpace::new(prefix, ID_BITS, random_u32()?, random_u32()?);
-        let endpoint = Endpoint::new(Config::default(), Guid::new(port.ca_guid()), ids);
+        let endpoint = Endpoint::new(Config::default(), port.ca_guid(), ids);
         let manager: &'static Self = Box::leak(Box::new(Self {
             engine,
             port,
@@ -122,11 +126,13 @@ impl Manager {
                 failed: HashMap::new(),
             }),
             pump: Pump::new(),
+            peers: Peers::default(),
             notes: Mutex::default(),
             noted: AtomicBool::new(false),
         }));
         let at_work = Arc::new(AtWork(manager));
         manager.lock().token = Some(engine.sources.add(at_work.clone()));
+        manager.serve_peers();
         port.set_gsi(at_work);
         Ok(manager)
     }

@@ -8,14 +8,15 @@
 //! | `next` | (held for a moment) which slot is tried next |
 //! | `slots/<slot>` | the slot is in use; the text names its owner's UDP ports |
 //! | `slots/<slot>.sock` | where its owner takes forwarded packets |
+//! | `slots/<slot>.process` | (no `flock`) its owner is alive; see `presence` |
 //! | `services/<service>-<address>` | this service is taken; if there is a text, that slot listens |
 //! | `former/<service>-<address>` | somebody listened until a moment ago, and may do so again |
 //! | `groups/<address>-<slot>` | the slot takes packets to this multicast group |
 //! | `public4`, `public6` | one of us has UDP port 4791 |
 //!
-//! Locks are `flock`s: they go with their process, however it ends. What a file says counts only
-//! while it is locked. Nobody but the user may enter the folder; that is all of the
-//! authentication.
+//! Locks are `flock`s: they go with their process, however it ends, and with the children that it
+//! has left. What a file says counts only while it is locked. Nobody but the user may enter the
+//! folder; that is all of the authentication.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -163,6 +164,11 @@ impl Folder {
         self.path.join(format!("slots/{home:03x}.sock"))
     }
 
+    /// What says that the owner of a home slot is alive.
+    pub(super) fn presence(&self, home: u16) -> PathBuf {
+        self.path.join(format!("slots/{home:03x}.process"))
+    }
+
     /// Takes a service, for which nobody listens yet; nothing if it is taken.
     pub(super) fn take_service(&self, service: ServiceId, address: IpAddr) -> Result<Option<Lock>> {
         let name = service_name("services", service, address);
@@ -258,11 +264,7 @@ impl Folder {
     fn text_if_locked(&self, name: &str) -> Option<String> {
         let mut file = File::open(self.path.join(name)).ok()?;
         match file.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => {
-                let mut text = String::new();
-                file.read_to_string(&mut text).ok()?;
-                Some(text)
-            }
+            Err(TryLockError::WouldBlock) => read_text(&mut file).ok(),
             // The lock goes when the file is closed.
             Ok(()) | Err(TryLockError::Error(_)) => None,
         }
@@ -273,7 +275,7 @@ fn service_name(part: &str, service: ServiceId, address: IpAddr) -> String {
     format!("{part}/{:016x}-{address}", service.get())
 }
 
-fn open(path: &Path) -> io::Result<File> {
+pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -295,13 +297,17 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn read_number(file: &mut File, radix: u32) -> Option<u16> {
+pub(super) fn read_text(file: &mut File) -> io::Result<String> {
     let mut text = String::new();
-    file.read_to_string(&mut text).ok()?;
-    u16::from_str_radix(text.trim(), radix).ok()
+    file.read_to_string(&mut text)?;
+    Ok(text)
 }
 
-fn rewrite(file: &mut File, text: &str) -> Result<()> {
+fn read_number(file: &mut File, radix: u32) -> Option<u16> {
+    u16::from_str_radix(read_text(file).ok()?.trim(), radix).ok()
+}
+
+pub(super) fn rewrite(file: &mut File, text: &str) -> Result<()> {
     file.rewind()
         .and_then(|()| file.set_len(0))
         .and_then(|()| file.write_all(text.as_bytes()))

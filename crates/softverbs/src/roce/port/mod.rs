@@ -19,6 +19,7 @@
 //! | `steer` | which process something is for |
 //! | `held` | requests for a service that may come back |
 //! | `public` | who has port 4791 |
+//! | `presence` | which processes are still there |
 //! | `multicast` | groups |
 //! | `status` | what it tells a person who asks |
 //! | `sys` | the system calls |
@@ -30,6 +31,7 @@ mod folder;
 mod held;
 mod multicast;
 mod owner;
+mod presence;
 mod public;
 mod qpns;
 mod receive;
@@ -49,7 +51,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::ROCE_PORT;
-use softverbs_wire::num::{PathMtu, Qpn, ServiceId};
+use softverbs_wire::num::{Guid, PathMtu, Qpn, ServiceId};
 
 pub(crate) use self::border::{GsiSink, PacketMeta, PacketSink, ReceivedFrom, SendPath, Sent};
 use self::counters::{CounterValues, Counters};
@@ -57,6 +59,8 @@ use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
 use self::held::Held;
 use self::multicast::Groups;
+use self::presence::Presence;
+pub(crate) use self::presence::Whereabouts;
 use self::public::{Public, TOUCH_EVERY};
 use self::qpns::{OwnSlots, Qpns};
 pub(crate) use self::receive::Run;
@@ -89,7 +93,9 @@ pub(crate) struct Port {
     /// The first slot.
     home: u16,
     owner: SlotOwner,
-    guid: u64,
+    guid: Guid,
+    /// `None` where files cannot be locked so: others do not notice the end of this process.
+    presence: Option<Presence>,
     own_slots: OwnSlots,
     qpns: Mutex<Qpns>,
     socks: [OnceLock<Sock>; 4],
@@ -160,6 +166,8 @@ impl Port {
         };
         let relay = Relay::bind(&folder.relay(home)).map_err(Error::from_call("bind"))?;
         Folder::describe_slot(&mut lock, owner)?;
+        let guid = random_guid()?;
+        let presence = Presence::show(&folder.presence(home), guid).ok();
         let own_slots = OwnSlots::new();
         own_slots.add(home);
         let mut qpns = Qpns::default();
@@ -170,7 +178,8 @@ impl Port {
             public_port,
             home,
             owner,
-            guid: random_guid()?,
+            guid,
+            presence,
             own_slots,
             qpns: Mutex::new(qpns),
             socks: [const { OnceLock::new() }; 4],
@@ -262,7 +271,7 @@ impl Port {
     }
 
     /// Unique for each instance of this port.
-    pub(crate) const fn ca_guid(&self) -> u64 {
+    pub(crate) const fn ca_guid(&self) -> Guid {
         self.guid
     }
 
@@ -370,6 +379,7 @@ impl Port {
         let qpns = self.qpns.lock().unwrap_or_else(PoisonError::into_inner);
         qpns.locks().for_each(Lock::touch);
         drop(qpns);
+        self.presence.iter().for_each(Presence::touch);
         let services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
         services.values().for_each(|taken| taken.lock.touch());
         drop(services);
@@ -434,12 +444,12 @@ impl Port {
 }
 
 /// An EUI-64 that its bits call locally administered and of one device.
-fn random_guid() -> Result<u64> {
+fn random_guid() -> Result<Guid> {
     let mut octets = [0; 8];
     getrandom::fill(&mut octets)
         .map_err(|error| Error::os("getrandom", error.raw_os_error().unwrap_or(libc::EIO)))?;
     octets[0] = octets[0] & !0x03 | 0x02;
-    Ok(u64::from_be_bytes(octets))
+    Ok(Guid::new(u64::from_be_bytes(octets)))
 }
 
 #[cfg(test)]

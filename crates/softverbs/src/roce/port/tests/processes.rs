@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use super::*;
+use softverbs_wire::num::CommId;
 
 const FOLDER: &str = "SOFTVERBS_TEST_FOLDER";
 const PUBLIC: &str = "SOFTVERBS_TEST_PUBLIC";
@@ -19,7 +20,8 @@ fn child() {
     let (qpn, got) = queue_pair(port);
     let owners = port.public_owners();
     let mut out = std::io::stderr();
-    writeln!(out, "READY {} {}", qpn.get(), owners[0].owner).unwrap();
+    let guid = port.ca_guid().get();
+    writeln!(out, "READY {} {guid} {}", qpn.get(), owners[0].owner).unwrap();
     let mut answered = 0;
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
@@ -41,6 +43,7 @@ fn child() {
 struct Peer {
     child: Child,
     qpn: Qpn,
+    guid: Guid,
     owner: String,
     _input: ChildStdin,
 }
@@ -64,11 +67,13 @@ impl Peer {
         let ready = lines
             .find_map(|line| line.unwrap().strip_prefix("READY ").map(str::to_owned))
             .unwrap();
-        let (qpn, owner) = ready.split_once(' ').unwrap();
+        let (qpn, rest) = ready.split_once(' ').unwrap();
+        let (guid, owner) = rest.split_once(' ').unwrap();
         let _input = child.stdin.take().unwrap();
         Self {
             child,
             qpn: Qpn::new(qpn.parse().unwrap()),
+            guid: Guid::new(guid.parse().unwrap()),
             owner: owner.to_owned(),
             _input,
         }
@@ -112,6 +117,32 @@ fn processes_find_each_other() {
     assert_eq!(port.folder.slot_owner(slot), None);
     let next = Peer::start(folder.path(), public);
     assert_ne!(qpns::slot_of(next.qpn), slot);
+}
+
+#[test]
+fn it_is_known_who_has_died() {
+    let folder = TempFolder::new();
+    let public = free_port();
+    let port = Port::new_for_test(folder.path(), public).unwrap();
+    let mut peer = Peer::start(folder.path(), public);
+    let slot = qpns::slot_of(peer.qpn);
+    let comm_id = CommId::new(u32::from(slot) << COMM_ID_BITS | 7);
+    let stranger = Guid::new(peer.guid.get() ^ 1);
+    let file = port.folder.presence(slot);
+    assert_eq!(port.whereabouts(comm_id, peer.guid), Whereabouts::Here);
+    assert_eq!(port.whereabouts(comm_id, stranger), Whereabouts::Replaced);
+    peer.kill();
+    assert_eq!(port.whereabouts(comm_id, peer.guid), Whereabouts::Gone);
+    assert_eq!(port.whereabouts(comm_id, stranger), Whereabouts::Replaced);
+    // Another process has taken the slot, and has not said yet who it is; then it has.
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(port.whereabouts(comm_id, peer.guid), Whereabouts::Unknown);
+    std::fs::write(&file, format!("{:016x}\n", stranger.get())).unwrap();
+    assert_eq!(port.whereabouts(comm_id, peer.guid), Whereabouts::Replaced);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(port.whereabouts(comm_id, peer.guid), Whereabouts::Unknown);
+    let own = CommId::new(port.comm_id_prefix());
+    assert_eq!(port.whereabouts(own, peer.guid), Whereabouts::Unknown);
 }
 
 #[test]
