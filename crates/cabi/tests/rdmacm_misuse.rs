@@ -32,3 +32,11 @@ fn who_leaves_without_a_word_is_missed() {
         Program::new(transport, program.to_str().expect("text")).ok();
     }
 }
+
+/// Over iWARP the child keeps the connection as well.
+#[test]
+fn who_is_killed_is_missed_whatever_children_it_has() {
+    let program = compile("leaving");
+    let line = format!("{} killed", program.to_str().expect("text"));
+    Program::new("roce", &line).ok();
+}

@@ -66,6 +66,23 @@ fn rping_persistent_server() {
     });
 }
 
+/// Its server hears that a client has died, and goes on to the next.
+#[test]
+fn rping_clients_that_are_killed() {
+    everywhere(|transport, address, port| {
+        let server = format!("rping -s -P -a {address} -p {port}");
+        let mut server = Program::new(transport, &server).start();
+        server.wait_ready();
+        let client = format!("rping -c -v -a {address} -p {port}");
+        let client = Program::new(transport, &client).start();
+        client.says("ping data");
+        client.kill();
+        server.says("server DISCONNECT EVENT");
+        let next = format!("rping -c -a {address} -p {port} -V -C 20");
+        Program::new(transport, &next).ok();
+    });
+}
+
 #[test]
 fn rping_from_a_source_address() {
     for transport in TRANSPORTS {

@@ -1,10 +1,12 @@
 /* A program that returns from main without taking leave: its handlers of atexit still use the connection,
- * and the peer, which waits for nothing of its own, hears of the end. */
+ * and the peer, which waits for nothing of its own, hears of the end. With an argument it is killed instead,
+ * and leaves a child, which has all its descriptors. */
 #include "check.h"
 
 #include <arpa/inet.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
+#include <signal.h>
 #include <sys/wait.h>
 
 static struct rdma_event_channel *channel;
@@ -47,7 +49,23 @@ static void last_words(void)
 		_exit(1);
 }
 
-static int active(struct sockaddr_in to)
+/* Its child stays until nobody writes to this descriptor any more. */
+static void die(int until)
+{
+	char nothing;
+
+	last_words();
+	switch (fork()) {
+	case -1:
+		MUST("fork", 0);
+	case 0:
+		_exit(read(until, &nothing, 1) != 0);
+	default:
+		kill(getpid(), SIGKILL);
+	}
+}
+
+static int active(struct sockaddr_in to, int dies, int until)
 {
 	struct rdma_conn_param param = {.retry_count = 7};
 	struct rdma_cm_id *id;
@@ -64,6 +82,8 @@ static int active(struct sockaddr_in to)
 	equip(id);
 	MUST("rdma_connect", !rdma_connect(id, &param));
 	expect(RDMA_CM_EVENT_ESTABLISHED);
+	if (dies)
+		die(until);
 	return failures != 0;
 }
 
@@ -93,21 +113,23 @@ static int passive(int port_to)
 	return failures != 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct sockaddr_in to;
 	int way[2], status = 0;
+	int dies = argc > 1 && !strcmp(argv[1], "killed");
 	pid_t child;
 
 	MUST("pipe", !pipe(way));
 	child = fork();
 	MUST("fork", child >= 0);
 	if (child == 0) {
+		close(way[1]);
 		MUST("read", read(way[0], &to, sizeof(to)) == sizeof(to));
-		return active(to);
+		return active(to, dies, way[0]);
 	}
 	status = passive(way[1]);
 	waitpid(child, &way[0], 0);
-	EQ("the child's status", way[0], 0);
+	EQ("the child's status", way[0], dies ? SIGKILL : 0);
 	return status || failures;
 }

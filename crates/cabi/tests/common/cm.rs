@@ -222,6 +222,20 @@ impl Running {
         }
     }
 
+    /// Waits until it has said something.
+    pub(crate) fn says(&self, words: &str) {
+        while !self.output().contains(words) {
+            self.check_time();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// As `kill -9`.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("a child");
+        self.wait();
+    }
+
     fn check_time(&self) {
         assert!(
             self.start.elapsed() < LIMIT,
