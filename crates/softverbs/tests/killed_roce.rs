@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Setup, equip, listener, pattern, resolved};
 use softverbs::cm::{ConnParam, EventKind};
-use softverbs::{Rkey, SendFlags, SendOp, Transport, Wc};
+use softverbs::{PortOwner, Rkey, SendFlags, SendOp, Transport, Wc};
 
 const CHILD: &str = "SOFTVERBS_TEST_CHILD";
 
@@ -52,9 +52,10 @@ fn child() {
     let mut numbers = role.split(' ').map(|number| number.parse().unwrap());
     let (me, all): (usize, usize) = (numbers.next().unwrap(), numbers.next().unwrap());
     thread::spawn(move || report_owner(me));
-    thread::spawn(|| {
+    let told = thread::spawn(|| {
         std::io::stdin().read_line(&mut String::new()).unwrap();
         GO.store(true, Ordering::Relaxed);
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     });
     let setup_in = setup(address(me));
     let (channel, listening, _) = listener(&setup_in);
@@ -88,14 +89,17 @@ fn child() {
     });
     outbound.join().unwrap();
     inbound.join().unwrap();
-    eprintln!("{me} exits");
+    eprintln!("{me} is done");
+    // Somebody has to take the port over.
+    told.join().unwrap();
 }
 
-/// Tells when this process gets UDP port 4791.
+/// Tells when this process gets UDP port 4791 of IPv4. That of IPv6 may be another one's.
 fn report_owner(me: usize) {
     loop {
         let owners = softverbs::roce_status().unwrap().port_owners;
-        if owners.iter().all(|port| port.owner == "this process") {
+        let mine = |port: &PortOwner| port.family == "IPv4" && port.owner == "this process";
+        if owners.iter().any(mine) {
             return eprintln!("{me} owns");
         }
         thread::sleep(Duration::from_millis(20));
@@ -355,7 +359,7 @@ fn ring(order: &[usize]) {
     });
     let heard = killed.elapsed();
     wait_until(&mut others, "all come to their ends", |others| {
-        others.values_mut().all(|other| other.said("exits"))
+        others.values_mut().all(|other| other.said("is done"))
     });
     for (&me, other) in &mut others {
         let status = other.child.wait().unwrap();
