@@ -1,5 +1,5 @@
 //! Programs of others under `softverbs run`, as docs/run.md says: those of the distribution's packages qperf,
-//! libfabric-bin and ucx-utils. One that is not installed fails its test: scripts/install-test-deps has them.
+//! libfabric-bin, ucx-utils, openmpi-bin and fio. One that is not installed fails its test: scripts/install-test-deps has them.
 
 mod common;
 
@@ -86,6 +86,61 @@ fn ucx_over_reliable_connections_and_datagrams() {
         "ucp_am_lat",
     ] {
         ucx("rc_verbs,ud_verbs", test);
+    }
+}
+
+/// Ranks that speak over RoCE, the way that `options` of mpirun choose.
+fn open_mpi(ranks: usize, run_options: &str, options: &str) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi.py");
+    let ended = run(softverbs(&format!(
+        "run {run_options} -- mpirun --allow-run-as-root --oversubscribe -np {ranks} {options} \
+         /usr/bin/python3 {script}"
+    )));
+    assert_eq!(ended.code, Some(0), "{options}: {}{}", ended.out, ended.err);
+    let counter = 10 * ranks;
+    assert_eq!(
+        ended.out,
+        format!("{ranks} ranks, counter {counter}\n"),
+        "{options}"
+    );
+}
+
+#[test]
+fn open_mpi_by_ucx() {
+    open_mpi(
+        3,
+        "--sysfs",
+        "--mca pml ucx --mca osc ucx -x UCX_TLS=rc_verbs,ud_verbs,self -x UCX_NET_DEVICES=roce_lo:1",
+    );
+}
+
+/// Two: with three `ofi_rxd` crashes, over plain UDP as well.
+#[test]
+fn open_mpi_by_libfabric() {
+    open_mpi(
+        2,
+        "",
+        "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxd --mca osc pt2pt",
+    );
+}
+
+#[test]
+fn fio() {
+    for (transport, verb) in [("roce", "write"), ("roce", "read"), ("iwarp", "write")] {
+        let fio = format!(
+            "fio --ioengine=rdma --port={} --bs=64k --size=8m",
+            free_port()
+        );
+        pair(
+            &format!("--transport {transport} --addr 127.0.0.1"),
+            &format!("{fio} --rw=read --name=receiver"),
+            // Its status is 0 also when it was refused.
+            &format!(
+                "{fio} --hostname=127.0.0.1 --verb={verb} --iodepth=8 --rw=write --name=sender \
+                 | grep 'WRITE: bw='"
+            ),
+            true,
+        );
     }
 }
 
