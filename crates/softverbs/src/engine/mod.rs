@@ -21,7 +21,7 @@ mod timers;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -71,6 +71,8 @@ pub(crate) struct Engine {
     timers: Mutex<Timers>,
     /// Changes whenever an application thread polls.
     polls: AtomicU64,
+    /// Posts that could have been gathered, had this thread known that somebody polls.
+    untold: AtomicU32,
     /// Application threads that are at work on a connection now, in a long system call perhaps.
     inside: AtomicUsize,
     /// Completion queues that wait for a notification.
@@ -130,6 +132,7 @@ impl Engine {
             sources: Sources::default(),
             timers: Mutex::default(),
             polls: AtomicU64::new(0),
+            untold: AtomicU32::new(0),
             inside: AtomicUsize::new(0),
             armed: AtomicUsize::new(0),
             backed_off: AtomicBool::new(false),
@@ -301,6 +304,30 @@ impl Engine {
     /// Whether application threads poll, so that work left for the next poll is done soon.
     pub(crate) fn is_backed_off(&self) -> bool {
         self.backed_off.load(Ordering::Relaxed)
+    }
+
+    /// The same for an application thread that posts, behind the first post since its last poll and
+    /// `behind` requests.
+    pub(crate) fn gathers(&self, behind: u32) -> bool {
+        const MANY: u32 = 128;
+        const TELL_EVERY: u32 = 64;
+        if self.is_backed_off() {
+            // On a slow machine so many requests take longer than the time without a poll after which the
+            // engine's thread takes over, and behind them comes a poll.
+            if behind < MANY {
+                self.note_poll();
+            }
+            return true;
+        }
+        // In charge, the thread sleeps until something arrives: it never hears of the polls of who
+        // only sends.
+        if self.armed.load(Ordering::Relaxed) == 0 {
+            let untold = self.untold.fetch_add(1, Ordering::Relaxed);
+            if untold % TELL_EVERY == TELL_EVERY - 1 {
+                self.wake();
+            }
+        }
+        false
     }
 
     /// Knows a completion queue from now on, for its queue pairs that wait for a poll.

@@ -333,6 +333,22 @@ mod tests {
     }
 
     #[test]
+    fn who_only_sends_is_heard_of() {
+        let engine: &'static Engine = Box::leak(Box::new(Engine::new().unwrap()));
+        start(engine).unwrap();
+        // It is in charge, and sleeps since nothing arrives.
+        std::thread::sleep(Duration::from_millis(200));
+        let begin = engine.now();
+        while !engine.is_backed_off() {
+            assert!(engine.now() - begin < Duration::from_secs(30));
+            engine.note_poll();
+            for behind in 1..4 {
+                engine.gathers(behind);
+            }
+        }
+    }
+
+    #[test]
     fn looks_less_often_at_those_who_poll_without_a_pause() {
         let mut attention = Attention::new(at(0), 0);
         let mut ticks = Vec::new();

@@ -11,6 +11,41 @@ use super::left::{Found, RECV, SEND, Visit};
 use super::{Core, QpInner};
 use crate::cq::CqInner;
 
+/// Requests gathered for one poll; those behind them do not wait for it.
+const TOGETHER: u32 = 64;
+
+/// The requests posted since the last poll.
+#[derive(Debug, Default)]
+pub(super) struct Burst {
+    posted: u32,
+    /// Those of them that have been left since something was sent. Not those under way, which the peer
+    /// has yet to acknowledge: they may be many all the time.
+    gathered: u32,
+}
+
+impl Burst {
+    /// `posted` more requests, the `first` since a poll or not: whether they wait for the next one.
+    /// `gathers` tells, of so many requests since the last poll, whether one is to be expected.
+    pub(super) fn waits(
+        &mut self,
+        first: bool,
+        posted: u32,
+        gathers: impl FnOnce(u32) -> bool,
+    ) -> bool {
+        if first {
+            *self = Self::default();
+        }
+        let gathers = !first && gathers(self.posted);
+        self.posted = self.posted.saturating_add(posted);
+        self.gathered = self.gathered.saturating_add(posted);
+        if !gathers || self.gathered >= TOGETHER {
+            self.gathered = 0;
+            return false;
+        }
+        true
+    }
+}
+
 impl QpInner {
     /// There is more to send, when others have had their turn.
     pub(crate) fn again(&self) {
@@ -86,6 +121,26 @@ mod tests {
         let left = Deferred::new();
         left.leave_acknowledges();
         left
+    }
+
+    #[test]
+    fn requests_leave_together_however_many_are_under_way() {
+        let mut burst = Burst::default();
+        for _ in 0..3 {
+            assert!(!burst.waits(true, 1, |_| true), "the first leaves at once");
+            for round in 0..4 {
+                for behind in 1..TOGETHER {
+                    let before = round * TOGETHER + behind;
+                    assert!(burst.waits(false, 1, |count| {
+                        assert_eq!(count, before);
+                        true
+                    }));
+                }
+                assert!(!burst.waits(false, 1, |_| true), "with all of them");
+            }
+            assert!(!burst.waits(false, 1, |_| false), "nobody polls");
+        }
+        assert!(!burst.waits(false, TOGETHER, |_| true), "a long list");
     }
 
     #[test]

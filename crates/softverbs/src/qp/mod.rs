@@ -27,6 +27,7 @@ use softverbs_wire::num::Qpn;
 
 pub use self::attr::QpAttr;
 pub(crate) use self::close::Linger;
+use self::deferred::Burst;
 pub(crate) use self::drive::Connection;
 use self::left::Deferred;
 pub(crate) use self::left::Visit;
@@ -172,6 +173,7 @@ pub(crate) struct Core {
     pub(crate) side: Side,
     pub(crate) attr: QpAttr,
     pub(crate) cm: Option<Weak<crate::cm::IdShared>>,
+    burst: Burst,
 }
 
 /// What a queue pair is on its transport.
@@ -209,14 +211,6 @@ impl Core {
         match &mut self.side {
             Side::Iwarp(_) => None,
             Side::Roce(roce) => Some(roce),
-        }
-    }
-
-    /// Requests of the send queue that have not completed.
-    fn outstanding(&self) -> usize {
-        match &self.side {
-            Side::Iwarp(iwarp) => iwarp.stream.outstanding(),
-            Side::Roce(roce) => roce.outstanding(),
         }
     }
 
@@ -300,6 +294,7 @@ impl Qp {
                 side,
                 attr: QpAttr::default(),
                 cm: None,
+                burst: Burst::default(),
             }),
             state: AtomicU32::new(QpState::Reset as u32),
             deferred: Deferred::new(),
@@ -489,14 +484,13 @@ impl QpInner {
                 break;
             }
         }
-        self.after_post(core);
+        self.after_post(core, u32::try_from(wrs.len()).unwrap_or(u32::MAX));
         result
     }
 
     /// Sends at once, or leaves it to the next poll: the first request after a poll goes out at
     /// once, those behind it together.
-    fn after_post(&self, mut core: MutexGuard<'_, Core>) {
-        const TOGETHER: usize = 64;
+    fn after_post(&self, mut core: MutexGuard<'_, Core>, posted: u32) {
         if core.waits_for_room() {
             // TCP has just refused more; whoever hears that it takes more again sends this, too.
             return;
@@ -508,7 +502,11 @@ impl QpInner {
         if core.is_sending() {
             let epoch = self.send_cq.epoch();
             let first = self.sent_epoch.load(Ordering::Relaxed) != epoch;
-            if !first && self.engine.is_backed_off() && core.outstanding() < TOGETHER {
+            let engine = self.engine;
+            if core
+                .burst
+                .waits(first, posted, |behind| engine.gathers(behind))
+            {
                 drop(core);
                 self.again();
                 return;

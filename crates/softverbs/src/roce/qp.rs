@@ -211,11 +211,6 @@ impl Roce {
         self.early.is_some()
     }
 
-    /// Requests of the send queue that have not completed.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.queue_pair.outstanding() + self.early.as_ref().map_or(0, Vec::len)
-    }
-
     /// The queue pair has left INIT: it takes what was posted early, to transmit or to flush it.
     pub(crate) fn post_early(&mut self) {
         for (request, srq) in self.early.take().unwrap_or_default() {
