@@ -32,7 +32,7 @@ def last(text, lines=3):
 
 
 class Link:
-    """What the guests' RDMA device is: a driver, and the MTU below it."""
+    """What the guests' RDMA device is: a driver (None: there is none), and the MTU below it."""
 
     def __init__(self, driver, mtu=1500):
         self.driver, self.mtu = driver, mtu
@@ -108,12 +108,12 @@ class Lab:
         prefix = os.environ.get("SOFTVERBS_LAB_TAP", "tap")
         for name in ("br0", *(f"{prefix}{number}" for number in self.guests)):
             self.guest("host", "ip", "link", "set", name, "mtu", link.mtu)
+        add = f"rdma link add {link.driver}0 type {link.driver} netdev eth0" if link.driver else ""
         for number in self.guests:
             self.guest(
                 "exec", number,
                 f"set -e; ip link set eth0 mtu {link.mtu}; "
-                "for old in $(rdma link | grep -o '[a-z]*0/1'); do rdma link delete ${old%/1}; done; "
-                f"rdma link add {link.driver}0 type {link.driver} netdev eth0",
+                f"for old in $(rdma link | grep -o '[a-z]*0/1'); do rdma link delete ${{old%/1}}; done; {add}",
             )  # fmt: skip
         self.link = link
 
