@@ -50,6 +50,8 @@ struct Queue {
     /// Queue pairs that have been destroyed, whose completions may still be among the entries.
     destroyed: Vec<Qpn>,
     armed: Armed,
+    /// Only polls of this queue serve its queue pairs, as was said when it was armed.
+    apart: bool,
     overrun: bool,
 }
 
@@ -257,15 +259,24 @@ impl Cq {
         if cq.channel.is_none() {
             return Ok(());
         }
+        // Over RoCE the sockets are those of all queue pairs.
+        let streams = cq.qps.read().unwrap_or_else(PoisonError::into_inner);
+        let apart = cq.port.get().is_none() || !streams.is_empty();
+        drop(streams);
         let mut queue = cq.lock();
         let before = queue.armed;
         queue.armed = match (before, solicited_only) {
             (Armed::Any, _) | (_, false) => Armed::Any,
             (_, true) => Armed::Solicited,
         };
+        if before == Armed::No {
+            queue.apart = apart;
+        }
         drop(queue);
         if before == Armed::No {
-            cq.context.engine.arm();
+            cq.context.engine.arm(apart);
+        } else {
+            cq.context.engine.await_again();
         }
         // What was left for the next poll may be what the application now sleeps for.
         cq.context.engine.flush_deferred();
@@ -404,9 +415,10 @@ impl CqInner {
                 channel.notify(self.me.clone());
             }
         }
+        let apart = queue.apart;
         drop(queue);
         if notify {
-            self.context.engine.disarm();
+            self.context.engine.disarm(apart);
         }
         if first {
             self.overrun.store(true, Ordering::Relaxed);
@@ -429,8 +441,11 @@ impl CqInner {
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.context.engine.remove_cq(self.id);
-        if self.lock().armed != Armed::No {
-            self.context.engine.disarm();
+        let queue = self.lock();
+        let (is_armed, apart) = (queue.armed != Armed::No, queue.apart);
+        drop(queue);
+        if is_armed {
+            self.context.engine.disarm(apart);
         }
         self.context.async_events.forget(AsyncElement::Cq(self.id));
     }

@@ -77,6 +77,10 @@ pub(crate) struct Engine {
     inside: AtomicUsize,
     /// Completion queues that wait for a notification.
     armed: AtomicUsize,
+    /// Those of them that polls of other queues do not serve.
+    armed_apart: AtomicUsize,
+    /// The count of polls when the last one was armed.
+    armed_at: AtomicU64,
     /// Application threads poll; the engine's thread leaves the data to them.
     backed_off: AtomicBool,
     /// When it looks again nevertheless, in nanoseconds.
@@ -135,6 +139,8 @@ impl Engine {
             untold: AtomicU32::new(0),
             inside: AtomicUsize::new(0),
             armed: AtomicUsize::new(0),
+            armed_apart: AtomicUsize::new(0),
+            armed_at: AtomicU64::new(0),
             backed_off: AtomicBool::new(false),
             next_look: AtomicU64::new(0),
             cqs: RwLock::default(),
@@ -288,17 +294,43 @@ impl Engine {
         self.inside.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A completion queue was armed: from now on nobody may be polling.
-    pub(crate) fn arm(&self) {
+    /// A completion queue was armed: from now on nobody may be polling. `apart`: only its own polls
+    /// serve its queue pairs.
+    pub(crate) fn arm(&self, apart: bool) {
+        if apart {
+            self.armed_apart.fetch_add(1, Ordering::SeqCst);
+        }
         self.armed.fetch_add(1, Ordering::SeqCst);
+        self.await_again();
+    }
+
+    /// The same for one that is armed already: who has polled since sleeps now, perhaps.
+    pub(crate) fn await_again(&self) {
+        let polls = self.polls.load(Ordering::Relaxed);
+        self.armed_at.store(polls, Ordering::SeqCst);
         if self.backed_off.load(Ordering::SeqCst) {
             self.wake();
         }
     }
 
     /// A completion queue was notified or has gone.
-    pub(crate) fn disarm(&self) {
+    pub(crate) fn disarm(&self, apart: bool) {
         self.armed.fetch_sub(1, Ordering::SeqCst);
+        if apart {
+            self.armed_apart.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether somebody sleeps until a completion queue is notified. Not who has polled much since the
+    /// last one was armed, and so goes on with another queue, unless that does not serve all of them.
+    fn is_awaited(&self) -> bool {
+        const MUCH: u64 = 64;
+        let since = || {
+            let polls = self.polls.load(Ordering::Relaxed);
+            polls.wrapping_sub(self.armed_at.load(Ordering::SeqCst))
+        };
+        self.armed.load(Ordering::SeqCst) > 0
+            && (self.armed_apart.load(Ordering::SeqCst) > 0 || since() <= MUCH)
     }
 
     /// Whether application threads poll, so that work left for the next poll is done soon.

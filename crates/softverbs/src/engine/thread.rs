@@ -158,9 +158,8 @@ impl Engine {
             let now = self.now();
             let (polls, inside) = self.polled();
             attention.look(now, polls, inside);
-            let is_armed = || self.armed.load(Ordering::SeqCst) > 0;
             let distrusts = attention.distrusts(now);
-            let in_charge = attention.nobody || distrusts || is_armed();
+            let in_charge = attention.nobody || distrusts || self.is_awaited();
             let limit = if in_charge {
                 attention.disregard(now);
                 self.take_charge();
@@ -173,7 +172,7 @@ impl Engine {
             } else {
                 self.backed_off.store(true, Ordering::SeqCst);
                 // A queue armed just before is served without waiting for the tick.
-                if is_armed() {
+                if self.is_awaited() {
                     continue;
                 }
                 let look = looked + attention.tick(now);
@@ -199,9 +198,9 @@ impl Engine {
             if in_charge {
                 let (polls, inside) = self.polled();
                 let polled_meanwhile = polls != attention.seen || inside;
-                if data && (!polled_meanwhile || distrusts || is_armed()) {
+                if data && (!polled_meanwhile || distrusts || self.is_awaited()) {
                     let served = self.serve_stream() > 0;
-                    if served && !polled_meanwhile && !is_armed() {
+                    if served && !polled_meanwhile && !self.is_awaited() {
                         attention.left(now, polls);
                     }
                 }
@@ -330,6 +329,32 @@ mod tests {
             attention.left(at(now), 7);
             assert!(!attention.distrusts(at(now)));
         }
+    }
+
+    #[test]
+    fn who_goes_on_to_poll_does_not_sleep() {
+        let engine = Engine::new().unwrap();
+        let poll = |times: u32| (0..times).for_each(|_| engine.note_poll());
+        poll(1000);
+        assert!(!engine.is_awaited());
+        engine.arm(false);
+        // It looks once more for what came before, some entries perhaps.
+        poll(64);
+        assert!(engine.is_awaited());
+        poll(1);
+        assert!(!engine.is_awaited());
+        engine.await_again();
+        assert!(engine.is_awaited());
+        // Another one, which polls of other queues do not serve.
+        engine.arm(true);
+        poll(1000);
+        assert!(engine.is_awaited());
+        engine.disarm(true);
+        assert!(!engine.is_awaited());
+        engine.await_again();
+        assert!(engine.is_awaited());
+        engine.disarm(false);
+        assert!(!engine.is_awaited());
     }
 
     #[test]
