@@ -5,12 +5,16 @@ mod common;
 use common::cm::{Program, TRANSPORTS};
 use common::compile;
 
-#[test]
-fn what_the_manual_pages_say() {
-    let program = compile("cm");
+fn passes_over_both(source: &str) {
+    let program = compile(source);
     for transport in TRANSPORTS {
         Program::new(transport, program.to_str().expect("text")).ok();
     }
+}
+
+#[test]
+fn what_the_manual_pages_say() {
+    passes_over_both("cm");
 }
 
 #[test]
@@ -27,10 +31,7 @@ fn what_is_destroyed_is_not_touched_any_more() {
 
 #[test]
 fn who_leaves_without_a_word_is_missed() {
-    let program = compile("leaving");
-    for transport in TRANSPORTS {
-        Program::new(transport, program.to_str().expect("text")).ok();
-    }
+    passes_over_both("leaving");
 }
 
 /// Over iWARP the child keeps the connection as well.

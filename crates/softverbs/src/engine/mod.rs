@@ -353,7 +353,7 @@ impl Engine {
         }
         // In charge, the thread sleeps until something arrives: it never hears of the polls of who
         // only sends.
-        if self.armed.load(Ordering::Relaxed) == 0 {
+        if !self.is_awaited() {
             let untold = self.untold.fetch_add(1, Ordering::Relaxed);
             if untold % TELL_EVERY == TELL_EVERY - 1 {
                 self.wake();
