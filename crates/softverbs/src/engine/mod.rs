@@ -20,6 +20,7 @@ mod timers;
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -59,6 +60,21 @@ pub(crate) enum Set {
     Data,
 }
 
+/// Something that threads look at: memory that other processes write to, which tells only who has said
+/// that he sleeps.
+pub(crate) trait Lookout: fmt::Debug + Send + Sync {
+    /// Serves what there is. Returns how much it was.
+    fn look(&self) -> usize;
+
+    /// The engine's thread looks while application threads poll: serves what none of them has looked at
+    /// since the last time. Whether there was any.
+    fn look_at_neglected(&self) -> bool;
+
+    /// The engine's thread is about to sleep, and is woken from now on. False if it may not: there is
+    /// something already.
+    fn may_sleep(&self) -> bool;
+}
+
 static ENGINE: PerProcess<Engine> = PerProcess::new();
 
 /// The one engine of a process.
@@ -91,6 +107,8 @@ pub(crate) struct Engine {
     deferred: Bell,
     /// The process is about to end.
     last_call: LastCall,
+    /// What is looked at, since nothing tells of it while somebody is awake.
+    lookouts: RwLock<Vec<&'static dyn Lookout>>,
     /// Sources that are polled so often that epoll need not watch them.
     hot: Mutex<Vec<Token>>,
     /// Large amounts were received: set by connections, read by the engine's thread.
@@ -146,6 +164,7 @@ impl Engine {
             cqs: RwLock::default(),
             deferred: Bell::new(),
             last_call: LastCall::default(),
+            lookouts: RwLock::default(),
             hot: Mutex::default(),
             bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
@@ -448,13 +467,29 @@ impl Engine {
         }
     }
 
+    /// From here on this is looked at, too.
+    pub(crate) fn add_lookout(&self, lookout: &'static dyn Lookout) {
+        let lookouts = self.lookouts.write();
+        lookouts
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(lookout);
+    }
+
+    fn lookouts(&self) -> SmallVec<[&'static dyn Lookout; 4]> {
+        let lookouts = self.lookouts.read();
+        let lookouts = lookouts.unwrap_or_else(PoisonError::into_inner);
+        lookouts.iter().copied().collect()
+    }
+
     /// Serves connections that are ready, on the calling thread. Returns how many there were.
     pub(crate) fn poll_data(&self) -> usize {
+        let lookouts = self.lookouts();
+        let seen: usize = lookouts.iter().map(|lookout| lookout.look()).sum();
         let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
         // An error cannot be cured here; the next call meets it again.
         let _ = sys::epoll_wait(self.data.0.as_fd(), &mut ready, Some(Duration::ZERO));
         self.serve(&ready);
-        ready.len()
+        seen + ready.len()
     }
 
     fn serve(&self, ready: &[Ready]) {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use softverbs_proto::time::Time;
 
 use super::sys::{self, Ready};
-use super::{DATA, Engine, WAKE};
+use super::{DATA, Engine, Lookout, WAKE};
 use crate::error::{Error, Result};
 use crate::qp::Visit;
 
@@ -160,10 +160,11 @@ impl Engine {
             attention.look(now, polls, inside);
             let distrusts = attention.distrusts(now);
             let in_charge = attention.nobody || distrusts || self.is_awaited();
+            let mut seen = false;
             let limit = if in_charge {
                 attention.disregard(now);
-                self.take_charge();
-                if self.deferred.rings() {
+                seen = !self.take_charge();
+                if seen || self.deferred.rings() {
                     // This thread has left something itself, for after the others' turn.
                     Some(Duration::ZERO)
                 } else {
@@ -187,7 +188,7 @@ impl Engine {
                 // Only a programming error gets here; do not spin on it.
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let data = ready.iter().any(|&(token, _)| token == DATA.as_u64());
+            let data = seen || ready.iter().any(|&(token, _)| token == DATA.as_u64());
             if ready.iter().any(|&(token, _)| token == WAKE.as_u64()) {
                 let _ = self.wake.read();
             }
@@ -244,8 +245,9 @@ impl Engine {
         served
     }
 
-    /// From here on `data` wakes the thread.
-    fn take_charge(&self) {
+    /// From here on `data` wakes the thread, and so do the lookouts, unless there is something already:
+    /// then this is false.
+    fn take_charge(&self) -> bool {
         self.backed_off.store(false, Ordering::SeqCst);
         self.flush(Visit::InCharge);
         self.cool(true);
@@ -256,6 +258,8 @@ impl Engine {
             DATA.as_u64(),
         );
         let _ = self.control.modify(&self.data.0, &mut arm);
+        let quiet = |all: bool, lookout: &'static dyn Lookout| lookout.may_sleep() && all;
+        self.lookouts().into_iter().fold(true, quiet)
     }
 
     /// Serves ready connections that no application thread has served since the last look, and says
@@ -264,6 +268,9 @@ impl Engine {
         let mut ready: SmallVec<[Ready; 64]> = SmallVec::new();
         let _ = sys::epoll_wait(self.data.0.as_fd(), &mut ready, Some(Duration::ZERO));
         let mut any = false;
+        for lookout in self.lookouts() {
+            any |= lookout.look_at_neglected();
+        }
         for (source, readiness) in self.sources.find_all(&ready) {
             if source.neglected() {
                 any = true;

@@ -119,6 +119,13 @@ impl Roce {
         })
     }
 
+    fn path_to(&self, destination: Destination) -> Option<&SendPath> {
+        match destination {
+            Destination::Peer => self.path.as_ref(),
+            Destination::Address(address) => self.paths.get(&address),
+        }
+    }
+
     pub(crate) fn set_way(&mut self, way: Way) {
         self.way = Some(way);
     }
@@ -336,6 +343,8 @@ impl QpInner {
                 let batch = std::mem::take(&mut roce.pending);
                 let from = roce.pending_from;
                 if !self.send_batch(roce, batch, from) {
+                    // There may be no room for long: what waits for an answer may not wait for ever.
+                    roce.set_timer(self.engine);
                     return;
                 }
             }
@@ -381,7 +390,9 @@ impl QpInner {
                 roce.pending_from = next;
                 if !std::mem::replace(&mut roce.waiting, true) {
                     let sink: Weak<dyn PacketSink> = self.weak();
-                    roce.port.wait_for_room(sink);
+                    let frame = roce.pending.frames().get(next);
+                    let path = frame.and_then(|frame| roce.path_to(frame.destination));
+                    roce.port.wait_for_room(path, sink);
                 }
                 false
             }
@@ -397,11 +408,7 @@ impl QpInner {
                 .iter()
                 .position(|frame| frame.destination != destination);
             let range: Range<usize> = from..same.map_or(frames.len(), |count| from + count);
-            let path = match destination {
-                Destination::Peer => roce.path.as_ref(),
-                Destination::Address(address) => roce.paths.get(&address),
-            };
-            let Some(path) = path else {
+            let Some(path) = roce.path_to(destination) else {
                 from = range.end;
                 continue;
             };

@@ -9,6 +9,7 @@ use softverbs_wire::ib::Packet;
 use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::num::Qpn;
 
+use super::lane::PathLane;
 use super::receive::Run;
 
 /// Whom packets are for: a queue pair.
@@ -86,6 +87,8 @@ pub(crate) struct SendPath {
     pub(crate) dest_qpn: Qpn,
     /// The UDP port there and how long that is believed; see `route`.
     pub(super) route: AtomicU64,
+    /// Past the kernel, to a process of this host.
+    pub(super) lane: PathLane,
 }
 
 impl SendPath {
@@ -99,6 +102,7 @@ impl SendPath {
             hop_limit: 0,
             dest_qpn,
             route: AtomicU64::new(0),
+            lane: PathLane::new(),
         }
     }
 

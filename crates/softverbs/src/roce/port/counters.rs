@@ -41,11 +41,14 @@ counters! {
     gathers_out, "sent by segmentation offload, calls";
     gathered_out, "sent by segmentation offload, packets";
     fallbacks, "segmentation offload refused by the kernel";
-    blocked, "no room in the socket";
+    lane_out, "packets sent by shared memory";
+    lane_lost, "lost: shared memory that nobody reads";
+    blocked, "no room in the socket, or in shared memory";
     too_big, "packets longer than the MTU of the path";
     refused, "packets that the kernel refused";
     packets_in, "packets received";
     coalesced_in, "received by coalescing, packets";
+    lane_in, "packets received by shared memory";
     mads_in, "management datagrams received";
     forwarded_in, "packets received by way of another process";
     forwarded, "packets forwarded to other processes";

@@ -134,6 +134,7 @@ impl Port {
         let arrival = Arrival {
             to_port: self.public_port,
             ident: 0,
+            by_lane: false,
             ..*arrival
         };
         let mut octets = octets.to_vec();

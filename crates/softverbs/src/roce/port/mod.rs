@@ -15,6 +15,7 @@
 //! | `send` | packets together, ICRC, segmentation offload |
 //! | `receive` | packets apart, ICRC, delivery |
 //! | `edge` | where packets can be disturbed |
+//! | `lane` | packets between processes of this host, past the kernel |
 //! | `relay` | forwarding to other processes |
 //! | `steer` | which process something is for |
 //! | `held` | requests for a service that may come back |
@@ -29,6 +30,8 @@ mod counters;
 mod edge;
 mod folder;
 mod held;
+#[allow(unsafe_code, reason = "memory that two processes share: see `ring`")]
+mod lane;
 mod multicast;
 mod owner;
 mod presence;
@@ -58,6 +61,7 @@ use self::counters::{CounterValues, Counters};
 use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
 use self::held::Held;
+use self::lane::Lanes;
 use self::multicast::Groups;
 use self::presence::Presence;
 pub(crate) use self::presence::Whereabouts;
@@ -100,6 +104,7 @@ pub(crate) struct Port {
     qpns: Mutex<Qpns>,
     socks: [OnceLock<Sock>; 4],
     relay: Relay,
+    lanes: Lanes,
     public: [Mutex<Public>; 2],
     timer: OnceLock<Token>,
     /// When the files in the folder last were made to look used.
@@ -184,6 +189,7 @@ impl Port {
             qpns: Mutex::new(qpns),
             socks: [const { OnceLock::new() }; 4],
             relay,
+            lanes: Lanes::new(),
             public: Default::default(),
             timer: OnceLock::new(),
             touched: Mutex::new(engine.now()),
@@ -200,6 +206,7 @@ impl Port {
             edge: Edge::default(),
         }));
         port.serve_edge();
+        port.serve_lanes();
         for (which, sock) in [(PRIVATE_V4, v4), (PRIVATE_V6, v6)] {
             if let Ok(sock) = sock {
                 port.serve(which, sock)?;
@@ -225,6 +232,15 @@ impl Port {
         let _ = sock.token.set(token);
         self.engine
             .watch(Set::Data, token, sock.fd(), EpollFlags::EPOLLIN)
+    }
+
+    /// The UDP port of a family from which this process sends; 0 if it has none.
+    const fn private_port(&self, v6: bool) -> u16 {
+        if v6 {
+            self.owner.port_v6
+        } else {
+            self.owner.port_v4
+        }
     }
 
     /// A queue pair number of this process. It leads packets here.

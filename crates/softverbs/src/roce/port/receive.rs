@@ -13,13 +13,14 @@ use softverbs_wire::num::{Qkey, Qpn};
 
 use super::border::{PacketMeta, PacketSink, ReceivedFrom};
 use super::counters::add;
+use super::lane::LaneRun;
 use super::qpns::slot_of;
 use super::relay::{Outgoing, Record};
 use super::send::Ends;
 use super::socket::{INBOX, Sock};
 use super::steer::dest_qpn;
 use super::sys::Inbox;
-use super::{PUBLIC_V4, Port, RELAY, held};
+use super::{PRIVATE_V4, PRIVATE_V6, PUBLIC_V4, Port, RELAY, held};
 use crate::engine::Engine;
 
 /// Calls of one burst; the acknowledges go out after it.
@@ -33,6 +34,8 @@ const SOME: usize = 2;
 /// stream is taken in small portions, which are still in the core's cache when they are placed.
 const BULK: usize = 16 << 10;
 const BULK_PORTION: usize = 2;
+/// It looks at those that are busy once in so many, a power of two, while lanes bring packets.
+const SOCKETS_EVERY: u32 = 4;
 /// An application thread looks at all sockets once in so many polls, a power of two.
 const ALL_EVERY: u32 = 64;
 
@@ -48,6 +51,8 @@ pub(super) struct Arrival {
     pub(super) to_port: u16,
     /// The IPv4 identification to expect.
     pub(super) ident: u16,
+    /// It has not been on any wire, and has no ICRC.
+    pub(super) by_lane: bool,
 }
 
 /// What one burst of packets touches.
@@ -74,8 +79,12 @@ impl Port {
         let mut packets = 0;
         // The engine's thread leaves the sockets alone, however long it takes.
         engine.enter();
+        self.offer_lanes();
+        packets += self.receive_lanes(true);
+        // What the sockets hold waits a moment when there is something already.
+        let sockets = packets == 0 || polls.is_multiple_of(SOCKETS_EVERY);
         for which in 0..self.socks.len() {
-            let Some(sock) = self.socks[which].get() else {
+            let Some(sock) = self.socks[which].get().filter(|_| sockets) else {
                 continue;
             };
             if all || sock.is_busy() {
@@ -112,7 +121,22 @@ impl Port {
             }
         }
         self.receive_all_relayed();
+        self.receive_all_lanes();
         *emptied = begin;
+    }
+
+    /// Receives what had been sent to this process's own ports before the first packet of a lane.
+    pub(super) fn receive_sent_before(&self) {
+        for which in [PRIVATE_V4, PRIVATE_V6] {
+            let Some(sock) = self.socks[which].get() else {
+                continue;
+            };
+            let mut inbox = sock.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut left = ALL_BURSTS;
+            while left > 0 && !self.burst(which, sock, &mut inbox, SOME).emptied {
+                left -= 1;
+            }
+        }
     }
 
     /// Receives from one socket, unless another thread is at it. `polled` if an application thread
@@ -205,6 +229,9 @@ impl Port {
             add(&counters.malformed, 1);
             return None;
         };
+        if arrival.by_lane {
+            return Some(packet);
+        }
         let ReceivedFrom {
             local,
             remote,
@@ -286,6 +313,7 @@ impl<'a> Burst<'a> {
             traffic_class: received.traffic_class,
             to_port: sock.port,
             ident: 0,
+            by_lane: false,
         };
         if octets.len() > received.segment {
             let packets = octets.len().div_ceil(received.segment);
@@ -327,20 +355,54 @@ impl<'a> Burst<'a> {
     fn run(&mut self, arrival: &Arrival, octets: &[u8], segment: usize, packets: usize) {
         self.packets += packets;
         add(&self.port.counters.packets_in, packets);
+        let packets = Together::Datagrams { octets, segment };
+        self.run_to(dest_qpn(octets), arrival, packets);
+    }
+
+    fn run_to(&mut self, to: Option<Qpn>, arrival: &Arrival, packets: Together<'_>) {
         let mut run = Run {
             port: self.port,
             arrival: *arrival,
-            octets,
-            segment,
+            packets,
         };
         let now = self.now;
-        match dest_qpn(octets).and_then(|qpn| self.sink_of(qpn)) {
+        match to.and_then(|qpn| self.sink_of(qpn)) {
             Some(sink) => sink.packets(now, &mut run, &arrival.from),
             None => {
                 let orphans = std::iter::from_fn(|| run.next()).count();
                 add(&self.port.counters.no_queue_pair, orphans);
             }
         }
+    }
+
+    /// Packets of a lane for one queue pair. How many octets it was.
+    pub(super) fn by_lane(&mut self, arrival: &Arrival, mut run: LaneRun<'_>) -> usize {
+        let (count, octets) = run.size();
+        let Some(first) = run.first() else { return 0 };
+        let to = dest_qpn(first);
+        let ours = to.is_some_and(|qpn| self.port.own_slots.has(slot_of(qpn)));
+        if ours && to != Some(Qpn::GSI) && !self.is_disturbed() {
+            self.packets += count;
+            add(&self.port.counters.packets_in, count);
+            self.run_to(to, arrival, Together::Lane(run));
+            return octets;
+        }
+        while let Some(octets) = run.next() {
+            if self.is_disturbed() {
+                // As it would have come by a wire.
+                let from = arrival.from;
+                let ends = Ends::new((from.remote, from.source_port), (from.local, arrival.to_port));
+                let mut sealed = octets.to_vec();
+                if let Some(ends) = ends {
+                    ends.seal(0, &mut sealed);
+                }
+                let by_lane = false;
+                self.packet(&Arrival { by_lane, ..*arrival }, &sealed);
+            } else if !octets.is_empty() {
+                self.packet(arrival, octets);
+            }
+        }
+        octets
     }
 
     /// One packet.
@@ -490,20 +552,39 @@ impl<'a> Burst<'a> {
 pub(crate) struct Run<'a> {
     port: &'a Port,
     arrival: Arrival,
-    octets: &'a [u8],
-    segment: usize,
+    packets: Together<'a>,
+}
+
+/// How packets come together.
+enum Together<'a> {
+    /// As datagrams that the kernel has put together: each of so many octets but the last.
+    Datagrams { octets: &'a [u8], segment: usize },
+    /// By a lane.
+    Lane(LaneRun<'a>),
+}
+
+impl<'a> Together<'a> {
+    fn next(&mut self) -> Option<&'a [u8]> {
+        match self {
+            Self::Datagrams { octets, .. } if octets.is_empty() => None,
+            Self::Datagrams { octets, segment } => {
+                let (first, rest) = octets.split_at((*segment).min(octets.len()));
+                *octets = rest;
+                Some(first)
+            }
+            Self::Lane(run) => run.next(),
+        }
+    }
 }
 
 impl<'a> Run<'a> {
     /// The next one whose ICRC is right.
     pub(crate) fn next(&mut self) -> Option<(Packet<'a>, PacketMeta)> {
-        while !self.octets.is_empty() {
-            let len = self.segment.min(self.octets.len());
-            let (octets, rest) = self.octets.split_at(len);
+        while let Some(octets) = self.packets.next() {
             let checked = self.port.check(&self.arrival, octets);
-            self.octets = rest;
             self.arrival.ident = self.arrival.ident.wrapping_add(1);
             if let Some(packet) = checked {
+                let len = octets.len();
                 let traffic_class = self.arrival.traffic_class;
                 return Some((packet, PacketMeta { len, traffic_class }));
             }

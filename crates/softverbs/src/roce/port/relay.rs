@@ -5,10 +5,12 @@
 //!  0     2        3        4             6      8           12      28       44
 //! | len | family | class | source port | ident | interface | local | remote | packet
 //! ```
+//!
+//! A datagram that comes with two descriptors offers a lane: the ring's memory and a socket.
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use super::border::ReceivedFrom;
 use super::counters::add;
 use super::receive::{Arrival, Burst};
 use super::socket::make_room;
+use super::sys;
 
 const HEADER: usize = 44;
 /// The kernel's default takes twice that.
@@ -102,6 +105,7 @@ fn split(octets: &[u8], to_port: u16) -> Option<(Record<'_>, &[u8])> {
         traffic_class: header[3],
         to_port,
         ident: number(6),
+        by_lane: false,
     };
     let record = Record {
         arrival,
@@ -181,11 +185,18 @@ impl Parcel {
     }
 }
 
+/// Room for one datagram.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    octets: Vec<u8>,
+    control: Vec<u8>,
+}
+
 /// Where a process takes forwarded packets, and forwards them from.
 #[derive(Debug)]
 pub(super) struct Relay {
     pub(super) socket: UnixDatagram,
-    inbox: Mutex<Vec<u8>>,
+    inbox: Mutex<Inbox>,
     idle: AtomicU32,
     /// Until then (milliseconds) nobody is waited for.
     impatient_until: AtomicU64,
@@ -215,7 +226,7 @@ impl Relay {
     }
 
     #[cfg(test)]
-    pub(super) fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+    pub(super) fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap()
     }
 
@@ -258,15 +269,34 @@ impl Port {
         }
     }
 
-    fn relayed_burst(&self, inbox: &mut Vec<u8>) -> usize {
-        inbox.resize(MOST, 0);
+    /// Offers a lane to the process with this first slot.
+    pub(super) fn send_offer(
+        &self,
+        home: u16,
+        ring: BorrowedFd<'_>,
+        bell: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let path = self.folder.relay(home);
+        // Octets that are no record, for those who do not know lanes.
+        let octets = self.home.to_ne_bytes();
+        sys::send_descriptors(self.relay.socket.as_fd(), &path, &octets, [ring, bell])
+    }
+
+    fn relayed_burst(&self, inbox: &mut Inbox) -> usize {
+        inbox.octets.resize(MOST, 0);
         let mut burst = Burst::new(self, false);
         for _ in 0..ROUNDS {
-            let Ok(len) = self.relay.socket.recv(inbox) else {
+            let Inbox { octets, control } = inbox;
+            let socket = self.relay.socket.as_fd();
+            let Ok((len, with)) = sys::receive_descriptors(socket, octets, control) else {
                 break;
             };
+            if let Ok([ring, bell]) = <[OwnedFd; 2]>::try_from(with) {
+                self.accept_lane(ring, bell);
+                continue;
+            }
             burst.begin_round();
-            let mut octets = &inbox[..len];
+            let mut octets = &octets[..len];
             while let Some((record, rest)) = split(octets, self.public_port) {
                 octets = rest;
                 burst.packet(&record.arrival, record.octets);
@@ -297,6 +327,7 @@ mod tests {
                 traffic_class: 0xa3,
                 to_port: 4791,
                 ident: 0x1234,
+                by_lane: false,
             },
             octets,
         }

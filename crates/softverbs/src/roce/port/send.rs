@@ -117,8 +117,8 @@ pub(super) trait Packets {
     /// Octets of a packet, without the ICRC.
     fn len_of(&self, index: usize) -> usize;
 
-    /// Appends a packet, without the ICRC, to the buffer.
-    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault>;
+    /// Writes a packet, without the ICRC, to a place of its length.
+    fn write(&self, index: usize, place: &mut [u8]) -> std::result::Result<(), MemoryFault>;
 }
 
 /// Packets of a batch, whose payload is in registered memory.
@@ -138,15 +138,15 @@ impl Packets for Batched<'_> {
         self.frames[index].len
     }
 
-    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault> {
+    fn write(&self, index: usize, mut place: &mut [u8]) -> std::result::Result<(), MemoryFault> {
         for piece in self.batch.pieces(&self.frames[index]) {
             match *piece {
                 Piece::Scratch { start, len } => {
                     let octets = &self.batch.scratch()[start..start + len];
-                    buffer.room(len).copy_from_slice(octets);
+                    take_room(&mut place, len).copy_from_slice(octets);
                 }
                 Piece::Memory { key, addr, len } => {
-                    let room = buffer.room(len);
+                    let room = take_room(&mut place, len);
                     self.memory
                         .with(key.get(), |pin| pin.copy_out(addr, room, self.domain))?;
                 }
@@ -154,6 +154,13 @@ impl Packets for Batched<'_> {
         }
         Ok(())
     }
+}
+
+/// The first octets of a place, which is behind them then.
+fn take_room<'p>(place: &mut &'p mut [u8], len: usize) -> &'p mut [u8] {
+    let (room, rest) = std::mem::take(place).split_at_mut(len);
+    *place = rest;
+    room
 }
 
 /// Packets in the buffer: all of `segment` octets but the last, which may be shorter.
@@ -186,7 +193,7 @@ pub(super) fn gather(
             break;
         }
         let start = buffer.len;
-        if let Err(fault) = packets.append(index, buffer) {
+        if let Err(fault) = packets.write(index, buffer.room(len - Icrc::LEN)) {
             buffer.len = start;
             return (gathered, Some(fault));
         }
@@ -256,7 +263,11 @@ impl Port {
     }
 
     pub(super) fn send_packets(&self, packets: &impl Packets, path: &SendPath) -> Sent {
-        let Some((sock, ends, envelope)) = self.ends(path, self.route(path)) else {
+        let to_port = self.route(path);
+        if let Some(sent) = self.send_by_lane(packets, path, to_port) {
+            return sent;
+        }
+        let Some((sock, ends, envelope)) = self.ends(path, to_port) else {
             return Sent::Lost {
                 errno: libc::EADDRNOTAVAIL,
             };
@@ -385,8 +396,11 @@ impl Port {
         }
     }
 
-    /// After [`Sent::Blocked`]: `sink` is told once, when there is room.
-    pub(crate) fn wait_for_room(&self, sink: Weak<dyn PacketSink>) {
+    /// After [`Sent::Blocked`] on a path, or less than all: `sink` is told once, when there is room.
+    pub(crate) fn wait_for_room(&self, path: Option<&SendPath>, sink: Weak<dyn PacketSink>) {
+        if path.is_some_and(|path| self.wait_for_lane(path, &sink)) {
+            return;
+        }
         let mut private = self.socks[..=PRIVATE_V6].iter().filter_map(OnceLock::get);
         // If none is blocked any more, any of them will say so.
         let first = private.clone().next();

@@ -4,10 +4,14 @@
 //! Those of each packet are made directly. The functions of libc are cancellation points, where another
 //! thread may end this one, and to be that takes them longer.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg,
+};
 use socket2::SockAddr;
 
 /// Room for the control messages of one call.
@@ -309,6 +313,45 @@ fn address(name: &[u8]) -> Option<SocketAddr> {
         }
         _ => None,
     }
+}
+
+/// Sends a datagram to a Unix socket, and two descriptors with it. Does not block.
+pub(super) fn send_descriptors(
+    fd: BorrowedFd<'_>,
+    to: &Path,
+    octets: &[u8],
+    descriptors: [BorrowedFd<'_>; 2],
+) -> io::Result<()> {
+    let to = UnixAddr::new(to)?;
+    let descriptors = descriptors.map(|fd| fd.as_raw_fd());
+    let control = [ControlMessage::ScmRights(&descriptors)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    let octets = [IoSlice::new(octets)];
+    sendmsg(fd.as_raw_fd(), &octets, &control, flags, Some(&to))?;
+    Ok(())
+}
+
+/// Receives a datagram of a Unix socket, and the descriptors that came with it, two at most. How many
+/// octets it was. Does not block.
+pub(super) fn receive_descriptors(
+    fd: BorrowedFd<'_>,
+    octets: &mut [u8],
+    control: &mut Vec<u8>,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    if control.capacity() == 0 {
+        *control = nix::cmsg_space!([RawFd; 2]);
+    }
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let mut rooms = [IoSliceMut::new(octets)];
+    let received = recvmsg::<()>(fd.as_raw_fd(), &mut rooms, Some(control), flags)?;
+    let mut descriptors = Vec::new();
+    for message in received.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(came) = message {
+            // SAFETY: the kernel has just made these descriptors, for this call; nobody else knows them.
+            descriptors.extend(came.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
+        }
+    }
+    Ok((received.bytes, descriptors))
 }
 
 /// The user on whose behalf this process acts.

@@ -15,7 +15,7 @@ use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::ib::{Bth, Headers, Opcode, Packet};
 use softverbs_wire::num::{Psn, Qpn};
 
-use super::send::{Buffer, Packets};
+use super::send::Packets;
 use super::*;
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -62,9 +62,8 @@ impl Packets for Octets {
         self.0[index].len()
     }
 
-    fn append(&self, index: usize, buffer: &mut Buffer) -> std::result::Result<(), MemoryFault> {
-        let octets = &self.0[index];
-        buffer.room(octets.len()).copy_from_slice(octets);
+    fn write(&self, index: usize, place: &mut [u8]) -> std::result::Result<(), MemoryFault> {
+        place.copy_from_slice(&self.0[index]);
         Ok(())
     }
 }

@@ -586,6 +586,6 @@ fn room_is_told() {
     let waiting = Arc::new(Waiting(false.into()));
     let sink: Weak<Waiting> = Arc::downgrade(&waiting);
     // Loopback never is full; that it says so is what can be tested.
-    one.wait_for_room(sink);
+    one.wait_for_room(None, sink);
     wait_until("room", || waiting.0.load(Ordering::Relaxed));
 }

@@ -1,0 +1,358 @@
+//! Receiving from a lane.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+
+use nix::sys::epoll::EpollFlags;
+use softverbs_proto::time::Time;
+use softverbs_wire::num::Qpn;
+
+use super::super::Port;
+use super::super::border::ReceivedFrom;
+use super::super::counters::add;
+use super::super::receive::{Arrival, Burst};
+use super::super::steer::dest_qpn;
+use super::ring::{Meta, Ring, Taken};
+use super::{Bell, MOST};
+use crate::engine::sources::{Source, Token};
+use crate::engine::{Engine, Set};
+
+/// Packets that are handed on under one lock of their queue pair.
+const TOGETHER: u64 = 32;
+/// Times that many, before others get their turn and acknowledges go out.
+const ROUNDS: usize = 4;
+/// Times that, for what was in the ring at one moment.
+const ALL_BURSTS: usize = 32;
+/// Octets at once that make a stream of it.
+const BULK: usize = 16 << 10;
+
+/// A lane from another process.
+#[derive(Debug)]
+pub(super) struct InLane {
+    ring: Ring,
+    bell: Bell,
+    token: OnceLock<Token>,
+    inbox: Mutex<Inbox>,
+    /// The place in the inbox, for who does not have it.
+    place: AtomicU64,
+    /// An application thread has looked.
+    polled: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    place: u64,
+    /// Nothing has come yet: what was sent over UDP before goes before it.
+    is_new: bool,
+}
+
+impl InLane {
+    fn is_ready(&self) -> bool {
+        self.ring.is_ready(self.place.load(Ordering::SeqCst))
+    }
+}
+
+impl Meta {
+    fn address(&self, octets: [u8; 16]) -> IpAddr {
+        match self.family {
+            4 => Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]).into(),
+            _ => Ipv6Addr::from(octets).into(),
+        }
+    }
+
+    fn arrival(&self, to_port: u16) -> Arrival {
+        Arrival {
+            from: ReceivedFrom {
+                local: self.address(self.local),
+                remote: self.address(self.remote),
+                source_port: self.source_port,
+                interface: self.interface,
+            },
+            traffic_class: self.traffic_class,
+            to_port,
+            ident: 0,
+            by_lane: true,
+        }
+    }
+
+    /// Whether another packet comes from the same place.
+    fn is_like(&self, other: &Self) -> bool {
+        (self.family, self.traffic_class, self.source_port) ==
+            (other.family, other.traffic_class, other.source_port)
+            && self.interface == other.interface
+            && self.local == other.local
+            && self.remote == other.remote
+    }
+}
+
+/// Packets of a lane for one queue pair: some of those that were taken.
+#[derive(Debug)]
+pub(in super::super) struct LaneRun<'a> {
+    taken: &'a Taken<'a>,
+    next: u64,
+    end: u64,
+}
+
+impl<'a> LaneRun<'a> {
+    /// Packets and octets that are left.
+    pub(in super::super) fn size(&self) -> (usize, usize) {
+        let packets = (self.next..self.end).filter_map(|index| self.taken.get(index));
+        packets.fold((0, 0), |(count, octets), (_, packet)| {
+            (count + 1, octets + packet.len())
+        })
+    }
+
+    pub(in super::super) fn first(&self) -> Option<&'a [u8]> {
+        Some(self.taken.get(self.next)?.1)
+    }
+
+    /// The next packet's octets.
+    pub(in super::super) fn next(&mut self) -> Option<&'a [u8]> {
+        if self.next >= self.end {
+            return None;
+        }
+        let (_, octets) = self.taken.get(self.next)?;
+        self.next += 1;
+        Some(octets)
+    }
+}
+
+impl Port {
+    /// Another process offers a lane.
+    pub(in super::super) fn accept_lane(&self, ring: OwnedFd, bell: OwnedFd) {
+        let Ok(ring) = Ring::open(ring.as_fd()) else {
+            return;
+        };
+        let (Some(&port), Ok(bell)) = (self.lanes.port.get(), Bell::new(bell)) else {
+            return ring.close();
+        };
+        let inward = self.lanes.inward.write();
+        let mut inward = inward.unwrap_or_else(PoisonError::into_inner);
+        if !self.lanes.allowed() || inward.len() >= MOST {
+            return ring.close();
+        }
+        let lane = Arc::new(InLane {
+            ring,
+            bell,
+            token: OnceLock::new(),
+            inbox: Mutex::new(Inbox {
+                place: 0,
+                is_new: true,
+            }),
+            place: AtomicU64::new(0),
+            polled: AtomicBool::new(false),
+        });
+        let source: Arc<dyn Source> = Arc::new(Served {
+            port,
+            lane: Arc::clone(&lane),
+        });
+        let token = self.engine.sources.add(source);
+        let _ = lane.token.set(token);
+        let watched = self
+            .engine
+            .watch(Set::Data, token, lane.bell.fd(), EpollFlags::EPOLLIN);
+        if watched.is_err() {
+            self.engine.sources.remove(token);
+            return lane.ring.close();
+        }
+        // Nothing has come: the first packet wakes the engine's thread.
+        lane.ring.sleep(0);
+        lane.ring.accept();
+        inward.push(lane);
+        self.lanes.inward_count.store(inward.len(), Ordering::Release);
+    }
+
+    /// Receives what has come by all lanes, on this thread. `polled` if an application thread will look
+    /// again at once. Returns the number of packets.
+    pub(in super::super) fn receive_lanes(&self, polled: bool) -> usize {
+        if self.lanes.inward_count.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        // Another one comes or goes: whoever changes it looks.
+        let Ok(lanes) = self.lanes.inward.try_read() else {
+            return 0;
+        };
+        let mut packets = 0;
+        for lane in &*lanes {
+            if polled {
+                lane.polled.store(true, Ordering::Relaxed);
+            }
+            if lane.is_ready() {
+                packets += self.receive_lane(lane);
+            }
+        }
+        packets
+    }
+
+    /// Receives what no application thread has looked at since the last call. Whether there was any.
+    pub(super) fn receive_neglected_lanes(&self) -> bool {
+        if self.lanes.inward_count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let Ok(lanes) = self.lanes.inward.try_read() else {
+            return false;
+        };
+        let mut any = false;
+        for lane in &*lanes {
+            let polled = lane.polled.swap(false, Ordering::Relaxed);
+            if !polled && lane.is_ready() {
+                any |= self.receive_lane(lane) > 0;
+            }
+        }
+        any
+    }
+
+    /// Receives everything that has come, when other threads are done with it.
+    pub(in super::super) fn receive_all_lanes(&self) {
+        let lanes = self.lanes.inward.read();
+        let lanes = lanes.unwrap_or_else(PoisonError::into_inner);
+        for lane in &*lanes {
+            self.receive_all_of(lane);
+        }
+    }
+
+    fn receive_all_of(&self, lane: &InLane) {
+        for _ in 0..ALL_BURSTS {
+            // Who is at it has written down where he is.
+            drop(lane.inbox.lock());
+            if !lane.is_ready() {
+                return;
+            }
+            self.receive_lane(lane);
+        }
+    }
+
+    /// The engine's thread is about to sleep: from now on senders wake it. Whether it may; otherwise
+    /// there are packets.
+    pub(super) fn await_packets(&self) -> bool {
+        if self.lanes.inward_count.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        let lanes = self.lanes.inward.read();
+        let lanes = lanes.unwrap_or_else(PoisonError::into_inner);
+        let mut quiet = true;
+        for lane in &*lanes {
+            quiet &= lane.ring.sleep(lane.place.load(Ordering::SeqCst));
+        }
+        quiet
+    }
+
+    /// Receives from a lane, unless another thread is at it.
+    fn receive_lane(&self, lane: &InLane) -> usize {
+        let mut inbox = match lane.inbox.try_lock() {
+            Ok(inbox) => inbox,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        if inbox.is_new && lane.ring.is_ready(inbox.place) {
+            self.receive_sent_before();
+            inbox.is_new = false;
+        }
+        let mut burst = Burst::new(self, false);
+        let (mut packets, mut octets) = (0, 0);
+        for _ in 0..ROUNDS {
+            let taken = lane.ring.take(&mut inbox.place, TOGETHER);
+            let count = taken.count();
+            if count == 0 {
+                break;
+            }
+            burst.begin_round();
+            octets += self.hand_on(&mut burst, &taken);
+            drop(taken);
+            packets += usize::try_from(count).unwrap_or(0);
+            if count < TOGETHER {
+                break;
+            }
+        }
+        if packets == 0 {
+            return 0;
+        }
+        add(&self.counters.lane_in, packets);
+        let place = inbox.place;
+        lane.place.store(place, Ordering::SeqCst);
+        if lane.ring.must_offer_room() {
+            lane.bell.ring();
+        }
+        burst.end();
+        drop(inbox);
+        if octets >= BULK {
+            self.engine.bulk.store(true, Ordering::Relaxed);
+        }
+        // The engine's thread may have looked while this one was at it, and gone to sleep.
+        fence(Ordering::SeqCst);
+        if !self.engine.is_backed_off() && lane.ring.is_ready(place) {
+            self.engine.wake();
+        }
+        packets
+    }
+
+    /// Hands on packets that were taken. How many octets it was.
+    fn hand_on(&self, burst: &mut Burst<'_>, taken: &Taken<'_>) -> usize {
+        let mut octets = 0;
+        let mut index = 0;
+        while let Some((meta, packet)) = taken.get(index) {
+            let to = dest_qpn(packet);
+            let mut end = index + 1;
+            if to.is_some_and(|qpn| qpn != Qpn::GSI) {
+                while let Some((other, more)) = taken.get(end)
+                    && other.is_like(&meta)
+                    && dest_qpn(more) == to
+                {
+                    end += 1;
+                }
+            }
+            let arrival = meta.arrival(self.private_port(meta.family == 6));
+            let run = LaneRun {
+                taken,
+                next: index,
+                end,
+            };
+            octets += burst.by_lane(&arrival, run);
+            index = end;
+        }
+        octets
+    }
+
+    /// The sender has gone. What it had sent is received.
+    fn remove_inward(&self, lane: &Arc<InLane>) {
+        self.receive_all_of(lane);
+        let inward = self.lanes.inward.write();
+        let mut inward = inward.unwrap_or_else(PoisonError::into_inner);
+        let before = inward.len();
+        inward.retain(|known| !Arc::ptr_eq(known, lane));
+        self.lanes.inward_count.store(inward.len(), Ordering::Release);
+        let was_there = inward.len() < before;
+        drop(inward);
+        if was_there {
+            self.engine.unwatch(Set::Data, lane.bell.fd());
+            if let Some(&token) = lane.token.get() {
+                self.engine.sources.remove(token);
+            }
+        }
+    }
+}
+
+/// A lane as the engine sees it.
+struct Served {
+    port: &'static Port,
+    lane: Arc<InLane>,
+}
+
+impl Source for Served {
+    fn ready(&self, _: &Engine, _: EpollFlags) {
+        if self.lane.bell.hush() {
+            self.port.receive_lane(&self.lane);
+        } else {
+            self.port.remove_inward(&self.lane);
+        }
+    }
+
+    fn timeout(&self, _: &Engine, _: Time) {}
+
+    fn neglected(&self) -> bool {
+        let lane = &self.lane;
+        !lane.bell.hush() || lane.is_ready() && !lane.polled.load(Ordering::Relaxed)
+    }
+}

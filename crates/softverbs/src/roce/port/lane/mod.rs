@@ -1,0 +1,172 @@
+//! Lanes: what two processes of one host send each other, past the kernel.
+//!
+//! A process that keeps sending to another one offers it a ring in shared memory ([`ring`]), through
+//! the Unix socket that also takes forwarded packets, which only this user can reach. Once the other
+//! one looks at it, the packets of queue pairs go by that way: the same packets, with two copies
+//! instead of four, no system call while both are at work, and no ICRC, since there is no wire. A lane
+//! leads one way; answers have another one. Management datagrams go over UDP.
+//!
+//! With the ring comes one end of a pair of sockets, for who sleeps: the sender wakes a receiver that
+//! has said so, the receiver a sender that waits for room, and the end of either process closes it.
+//!
+//! Where anything is missing for it (another user, another folder, a kernel without sealed memory, a
+//! plan of `fault` that wants to see packets on a wire) packets go over UDP as ever. What was sent
+//! over UDP before the first packet of a lane is received before it.
+
+pub(super) use self::inward::LaneRun;
+mod inward;
+mod outward;
+mod ring;
+
+use std::collections::HashMap;
+use std::env;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use nix::sys::epoll::EpollFlags;
+use softverbs_proto::time::Time;
+
+use self::inward::InLane;
+use self::outward::OutLane;
+pub(super) use self::outward::PathLane;
+use super::Port;
+use crate::engine::sources::{Source, Token};
+use crate::engine::{Engine, Lookout};
+use crate::fault;
+
+/// The environment variable; `udp` leaves everything to the sockets.
+const VARIABLE: &str = "SOFTVERBS_SAME_HOST";
+/// Lanes of each direction at most: each takes a descriptor and half a MiB.
+const MOST: usize = 64;
+/// A receiver that takes nothing for so long, though the ring is full, is not waited for: packets to it
+/// are lost, as in a full socket.
+const STUCK: Duration = Duration::from_millis(20);
+
+/// The lanes of a process.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    off: bool,
+    /// By the slot of the process that they lead to.
+    outward: RwLock<HashMap<u16, Arc<OutLane>>>,
+    inward: RwLock<Vec<Arc<InLane>>>,
+    /// How many of the latter there are.
+    inward_count: AtomicUsize,
+    /// Of the former: those that somebody waits for.
+    awaited: AtomicUsize,
+    /// The port that they belong to, which is served by this token.
+    port: OnceLock<&'static Port>,
+    token: OnceLock<Token>,
+    /// The timer is set.
+    timer: AtomicBool,
+    /// One opens them at a time.
+    opening: Mutex<()>,
+}
+
+impl Lanes {
+    pub(super) fn new() -> Self {
+        Self {
+            off: env::var_os(VARIABLE).is_some_and(|value| value == "udp"),
+            ..Self::default()
+        }
+    }
+
+    /// Whether packets may take a lane now.
+    fn allowed(&self) -> bool {
+        !self.off && !fault::armed()
+    }
+
+    /// How many lanes there are: to others, from others.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let outward = self.outward.read().unwrap_or_else(PoisonError::into_inner);
+        let open = outward.values().filter(|lane| lane.is_open()).count();
+        (open, self.inward_count.load(Ordering::Relaxed))
+    }
+
+    fn outward(&self) -> Vec<Arc<OutLane>> {
+        let outward = self.outward.read().unwrap_or_else(PoisonError::into_inner);
+        outward.values().cloned().collect()
+    }
+}
+
+/// One end of the pair of sockets of a lane: wakes the other process, and tells when it has gone.
+#[derive(Debug)]
+struct Bell(UnixStream);
+
+impl Bell {
+    fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (here, there) = UnixStream::pair()?;
+        here.set_nonblocking(true)?;
+        Ok((Self(here), there.into()))
+    }
+
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        Ok(Self(socket))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn ring(&self) {
+        // If there is no room, the other one has been told often enough.
+        let _ = (&self.0).write(&[0]);
+    }
+
+    /// Takes what was told. Whether the other process is still there.
+    fn hush(&self) -> bool {
+        let mut octets = [0; 64];
+        loop {
+            match (&self.0).read(&mut octets) {
+                Ok(0) => return false,
+                Ok(len) if len == octets.len() => {}
+                Ok(_) => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
+
+impl Port {
+    /// From here on the engine looks at the lanes.
+    pub(super) fn serve_lanes(&'static self) {
+        let token = self.engine.sources.add(Arc::new(Timer(self)));
+        let _ = self.lanes.token.set(token);
+        let _ = self.lanes.port.set(self);
+        self.engine.add_lookout(self);
+    }
+}
+
+/// Those who wait for room do not wait for ever.
+struct Timer(&'static Port);
+
+impl Source for Timer {
+    fn ready(&self, _: &Engine, _: EpollFlags) {}
+
+    fn timeout(&self, _: &Engine, now: Time) {
+        self.0.give_up_waiting(now);
+    }
+}
+
+impl Lookout for Port {
+    fn look(&self) -> usize {
+        self.offer_lanes();
+        self.receive_lanes(false)
+    }
+
+    fn look_at_neglected(&self) -> bool {
+        self.offer_lanes();
+        self.receive_neglected_lanes()
+    }
+
+    fn may_sleep(&self) -> bool {
+        self.await_room();
+        self.await_packets()
+    }
+}
