@@ -23,7 +23,6 @@ use crate::async_event::AsyncEventKind;
 use crate::engine::sources::{Source, Token};
 use crate::engine::sys::IoList;
 use crate::engine::{Engine, Set};
-use crate::roce::Roce;
 use crate::wr::Wc;
 
 /// How long a closed connection may take to deliver what TCP still holds, and to see the peer's
@@ -139,17 +138,24 @@ impl QpInner {
     /// their completions. Whatever `deferred` says: the engine's thread may have taken them over,
     /// and wait for the lock that we hold.
     pub(super) fn send_posted(&self, core: &mut MutexGuard<'_, Core>) {
-        /// Turns of an unreliable service, which has small ones: a whole send queue of datagrams.
-        const TURNS: usize = 128;
+        /// So long a peer is waited for that has no room for what goes over an unreliable service.
+        const PATIENCE: Duration = Duration::from_millis(50);
+        const NAP: Duration = Duration::from_micros(50);
         self.takes_along(core);
         self.transmit(core);
         if self.qp_type.is_reliable() {
             return;
         }
-        let more = |roce: &mut Roce| roce.pending.is_empty() && roce.queue_pair.wants_transmit();
-        for _ in 1..TURNS {
-            if !core.roce().is_some_and(more) {
+        // An unreliable service has small turns, and its send queue is a whole one of datagrams.
+        let end = self.engine.now() + PATIENCE;
+        loop {
+            let Some(roce) = core.roce() else { return };
+            let is_blocked = !roce.pending.is_empty();
+            if !is_blocked && !roce.queue_pair.wants_transmit() || self.engine.now() > end {
                 return;
+            }
+            if is_blocked {
+                std::thread::sleep(NAP);
             }
             self.transmit(core);
         }

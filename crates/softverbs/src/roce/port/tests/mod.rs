@@ -15,7 +15,7 @@ use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::ib::{Bth, Headers, Opcode, Packet};
 use softverbs_wire::num::{Psn, Qpn};
 
-use super::send::Packets;
+use super::send::{Buffer, Packets};
 use super::*;
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
