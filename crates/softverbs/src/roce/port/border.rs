@@ -10,7 +10,7 @@ use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::num::Qpn;
 
 use super::lane::PathLane;
-use super::receive::Run;
+use super::run::Run;
 
 /// Whom packets are for: a queue pair.
 ///
@@ -58,7 +58,7 @@ impl PacketMeta {
 }
 
 /// The addresses of a received packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ReceivedFrom {
     /// Its destination: an address of this host, or a multicast group.
     pub(crate) local: IpAddr,

@@ -14,6 +14,7 @@
 //! | `socket` | sockets, and how the engine serves them |
 //! | `send` | packets together, ICRC, segmentation offload |
 //! | `receive` | packets apart, ICRC, delivery |
+//! | `run` | packets that came together |
 //! | `edge` | where packets can be disturbed |
 //! | `lane` | packets between processes of this host, past the kernel |
 //! | `relay` | forwarding to other processes |
@@ -39,6 +40,7 @@ mod public;
 mod qpns;
 mod receive;
 mod relay;
+mod run;
 mod send;
 mod socket;
 mod status;
@@ -67,8 +69,8 @@ use self::presence::Presence;
 pub(crate) use self::presence::Whereabouts;
 use self::public::{Public, TOUCH_EVERY};
 use self::qpns::{OwnSlots, Qpns};
-pub(crate) use self::receive::Run;
 use self::relay::Relay;
+pub(crate) use self::run::Run;
 use self::socket::{Served, Sock};
 pub use self::status::{PortOwner, RoceStatus, roce_status};
 use self::steer::Findings;
@@ -455,6 +457,8 @@ impl Port {
                 put("datagrams without checksum", sock.no_checksum);
             }
         }
+        let what = "shared memory between processes";
+        list.push((what.to_owned(), self.lanes.are_on()));
         list
     }
 }

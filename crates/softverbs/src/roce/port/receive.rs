@@ -16,6 +16,7 @@ use super::counters::add;
 use super::lane::LaneRun;
 use super::qpns::slot_of;
 use super::relay::{Outgoing, Record};
+use super::run::{Run, Together};
 use super::send::Ends;
 use super::socket::{INBOX, Sock};
 use super::steer::dest_qpn;
@@ -125,7 +126,7 @@ impl Port {
         *emptied = begin;
     }
 
-    /// Receives what had been sent to this process's own ports before the first packet of a lane.
+    /// Receives what had been sent to this process's own ports before a packet that came by a lane.
     pub(super) fn receive_sent_before(&self) {
         for which in [PRIVATE_V4, PRIVATE_V6] {
             let Some(sock) = self.socks[which].get() else {
@@ -164,7 +165,7 @@ impl Port {
     pub(crate) fn while_receiving<R>(&self, work: impl FnOnce() -> R) -> R {
         let socks = self.socks.iter().filter_map(std::sync::OnceLock::get);
         let _inboxes: Vec<_> = socks.map(|sock| sock.inbox.lock()).collect();
-        work()
+        self.while_receiving_lanes(work)
     }
 
     /// One burst, which asks for `most` datagrams first.
@@ -223,7 +224,7 @@ impl Port {
 
 impl Port {
     /// A packet, if its ICRC is right.
-    fn check<'p>(&self, arrival: &Arrival, octets: &'p [u8]) -> Option<Packet<'p>> {
+    pub(super) fn check<'p>(&self, arrival: &Arrival, octets: &'p [u8]) -> Option<Packet<'p>> {
         let counters = &self.counters;
         let Ok(packet) = Packet::parse(octets) else {
             add(&counters.malformed, 1);
@@ -391,13 +392,22 @@ impl<'a> Burst<'a> {
             if self.is_disturbed() {
                 // As it would have come by a wire.
                 let from = arrival.from;
-                let ends = Ends::new((from.remote, from.source_port), (from.local, arrival.to_port));
+                let ends = Ends::new(
+                    (from.remote, from.source_port),
+                    (from.local, arrival.to_port),
+                );
                 let mut sealed = octets.to_vec();
                 if let Some(ends) = ends {
                     ends.seal(0, &mut sealed);
                 }
                 let by_lane = false;
-                self.packet(&Arrival { by_lane, ..*arrival }, &sealed);
+                self.packet(
+                    &Arrival {
+                        by_lane,
+                        ..*arrival
+                    },
+                    &sealed,
+                );
             } else if !octets.is_empty() {
                 self.packet(arrival, octets);
             }
@@ -545,51 +555,6 @@ impl<'a> Burst<'a> {
         };
         self.outgoing.push(self.port, owner.home, &record);
         true
-    }
-}
-
-/// Packets that came together, for one queue pair. Each is checked when it is asked for.
-pub(crate) struct Run<'a> {
-    port: &'a Port,
-    arrival: Arrival,
-    packets: Together<'a>,
-}
-
-/// How packets come together.
-enum Together<'a> {
-    /// As datagrams that the kernel has put together: each of so many octets but the last.
-    Datagrams { octets: &'a [u8], segment: usize },
-    /// By a lane.
-    Lane(LaneRun<'a>),
-}
-
-impl<'a> Together<'a> {
-    fn next(&mut self) -> Option<&'a [u8]> {
-        match self {
-            Self::Datagrams { octets, .. } if octets.is_empty() => None,
-            Self::Datagrams { octets, segment } => {
-                let (first, rest) = octets.split_at((*segment).min(octets.len()));
-                *octets = rest;
-                Some(first)
-            }
-            Self::Lane(run) => run.next(),
-        }
-    }
-}
-
-impl<'a> Run<'a> {
-    /// The next one whose ICRC is right.
-    pub(crate) fn next(&mut self) -> Option<(Packet<'a>, PacketMeta)> {
-        while let Some(octets) = self.packets.next() {
-            let checked = self.port.check(&self.arrival, octets);
-            self.arrival.ident = self.arrival.ident.wrapping_add(1);
-            if let Some(packet) = checked {
-                let len = octets.len();
-                let traffic_class = self.arrival.traffic_class;
-                return Some((packet, PacketMeta { len, traffic_class }));
-            }
-        }
-        None
     }
 }
 

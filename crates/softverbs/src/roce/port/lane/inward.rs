@@ -14,7 +14,7 @@ use super::super::border::ReceivedFrom;
 use super::super::counters::add;
 use super::super::receive::{Arrival, Burst};
 use super::super::steer::dest_qpn;
-use super::ring::{Meta, Ring, Taken};
+use super::ring::{AFTER_SOCKETS, Meta, Ring, Taken};
 use super::{Bell, MOST};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Set};
@@ -34,18 +34,12 @@ pub(super) struct InLane {
     ring: Ring,
     bell: Bell,
     token: OnceLock<Token>,
-    inbox: Mutex<Inbox>,
-    /// The place in the inbox, for who does not have it.
+    /// The next place, for the thread that receives.
+    inbox: Mutex<u64>,
+    /// The same, for others.
     place: AtomicU64,
     /// An application thread has looked.
     polled: AtomicBool,
-}
-
-#[derive(Debug)]
-struct Inbox {
-    place: u64,
-    /// Nothing has come yet: what was sent over UDP before goes before it.
-    is_new: bool,
 }
 
 impl InLane {
@@ -79,9 +73,9 @@ impl Meta {
 
     /// Whether another packet comes from the same place.
     fn is_like(&self, other: &Self) -> bool {
-        (self.family, self.traffic_class, self.source_port) ==
-            (other.family, other.traffic_class, other.source_port)
-            && self.interface == other.interface
+        (self.family, self.traffic_class, self.source_port)
+            == (other.family, other.traffic_class, other.source_port)
+            && (self.interface, self.flags) == (other.interface, other.flags)
             && self.local == other.local
             && self.remote == other.remote
     }
@@ -137,10 +131,7 @@ impl Port {
             ring,
             bell,
             token: OnceLock::new(),
-            inbox: Mutex::new(Inbox {
-                place: 0,
-                is_new: true,
-            }),
+            inbox: Mutex::new(0),
             place: AtomicU64::new(0),
             polled: AtomicBool::new(false),
         });
@@ -161,7 +152,9 @@ impl Port {
         lane.ring.sleep(0);
         lane.ring.accept();
         inward.push(lane);
-        self.lanes.inward_count.store(inward.len(), Ordering::Release);
+        self.lanes
+            .inward_count
+            .store(inward.len(), Ordering::Release);
     }
 
     /// Receives what has come by all lanes, on this thread. `polled` if an application thread will look
@@ -224,6 +217,14 @@ impl Port {
         }
     }
 
+    /// Does something as if another thread received from all lanes meanwhile.
+    #[cfg(test)]
+    pub(in super::super) fn while_receiving_lanes<R>(&self, work: impl FnOnce() -> R) -> R {
+        let lanes = self.lanes.inward.read().unwrap();
+        let _inboxes: Vec<_> = lanes.iter().map(|lane| lane.inbox.lock()).collect();
+        work()
+    }
+
     /// The engine's thread is about to sleep: from now on senders wake it. Whether it may; otherwise
     /// there are packets.
     pub(super) fn await_packets(&self) -> bool {
@@ -241,19 +242,15 @@ impl Port {
 
     /// Receives from a lane, unless another thread is at it.
     fn receive_lane(&self, lane: &InLane) -> usize {
-        let mut inbox = match lane.inbox.try_lock() {
-            Ok(inbox) => inbox,
+        let mut place = match lane.inbox.try_lock() {
+            Ok(place) => place,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return 0,
         };
-        if inbox.is_new && lane.ring.is_ready(inbox.place) {
-            self.receive_sent_before();
-            inbox.is_new = false;
-        }
         let mut burst = Burst::new(self, false);
         let (mut packets, mut octets) = (0, 0);
         for _ in 0..ROUNDS {
-            let taken = lane.ring.take(&mut inbox.place, TOGETHER);
+            let taken = lane.ring.take(&mut place, TOGETHER);
             let count = taken.count();
             if count == 0 {
                 break;
@@ -270,19 +267,19 @@ impl Port {
             return 0;
         }
         add(&self.counters.lane_in, packets);
-        let place = inbox.place;
-        lane.place.store(place, Ordering::SeqCst);
+        lane.place.store(*place, Ordering::SeqCst);
         if lane.ring.must_offer_room() {
             lane.bell.ring();
         }
         burst.end();
-        drop(inbox);
+        let next = *place;
+        drop(place);
         if octets >= BULK {
             self.engine.bulk.store(true, Ordering::Relaxed);
         }
         // The engine's thread may have looked while this one was at it, and gone to sleep.
         fence(Ordering::SeqCst);
-        if !self.engine.is_backed_off() && lane.ring.is_ready(place) {
+        if !self.engine.is_backed_off() && lane.ring.is_ready(next) {
             self.engine.wake();
         }
         packets
@@ -293,6 +290,9 @@ impl Port {
         let mut octets = 0;
         let mut index = 0;
         while let Some((meta, packet)) = taken.get(index) {
+            if meta.flags & AFTER_SOCKETS != 0 {
+                self.receive_sent_before();
+            }
             let to = dest_qpn(packet);
             let mut end = index + 1;
             if to.is_some_and(|qpn| qpn != Qpn::GSI) {
@@ -322,7 +322,9 @@ impl Port {
         let mut inward = inward.unwrap_or_else(PoisonError::into_inner);
         let before = inward.len();
         inward.retain(|known| !Arc::ptr_eq(known, lane));
-        self.lanes.inward_count.store(inward.len(), Ordering::Release);
+        self.lanes
+            .inward_count
+            .store(inward.len(), Ordering::Release);
         let was_there = inward.len() < before;
         drop(inward);
         if was_there {

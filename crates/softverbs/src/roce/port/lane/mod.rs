@@ -13,7 +13,6 @@
 //! plan of `fault` that wants to see packets on a wire) packets go over UDP as ever. What was sent
 //! over UDP before the first packet of a lane is received before it.
 
-pub(super) use self::inward::LaneRun;
 mod inward;
 mod outward;
 mod ring;
@@ -23,7 +22,9 @@ use std::env;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(test)]
+use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -31,8 +32,11 @@ use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 
 use self::inward::InLane;
+pub(super) use self::inward::LaneRun;
 use self::outward::OutLane;
 pub(super) use self::outward::PathLane;
+#[cfg(test)]
+pub(super) use self::ring::SLOTS;
 use super::Port;
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Lookout};
@@ -74,12 +78,18 @@ impl Lanes {
         }
     }
 
+    /// Whether they are used, but for a plan of `fault`.
+    pub(super) const fn are_on(&self) -> bool {
+        !self.off
+    }
+
     /// Whether packets may take a lane now.
     fn allowed(&self) -> bool {
-        !self.off && !fault::armed()
+        self.are_on() && !fault::armed()
     }
 
     /// How many lanes there are: to others, from others.
+    #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         let outward = self.outward.read().unwrap_or_else(PoisonError::into_inner);
         let open = outward.values().filter(|lane| lane.is_open()).count();

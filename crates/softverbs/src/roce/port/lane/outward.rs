@@ -15,7 +15,7 @@ use super::super::counters::add;
 use super::super::qpns::slot_of;
 use super::super::send::Packets;
 use super::super::{PRIVATE_V4, PRIVATE_V6, Port};
-use super::ring::{MAX_PACKET, Meta, Put, Ring};
+use super::ring::{AFTER_SOCKETS, MAX_PACKET, Meta, Put, Ring};
 use super::{Bell, MOST, STUCK};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Set};
@@ -30,6 +30,8 @@ const AGAIN: u16 = 0x8000;
 pub(in super::super) struct PathLane {
     /// Calls until it is looked for.
     left: AtomicU16,
+    /// Packets have gone over UDP, and none by the lane since.
+    by_socket: AtomicBool,
     lane: Mutex<Option<Arc<OutLane>>>,
 }
 
@@ -37,6 +39,7 @@ impl PathLane {
     pub(in super::super) const fn new() -> Self {
         Self {
             left: AtomicU16::new(CALLS),
+            by_socket: AtomicBool::new(false),
             lane: Mutex::new(None),
         }
     }
@@ -114,21 +117,33 @@ impl Port {
         path: &SendPath,
         to_port: u16,
     ) -> Option<Sent> {
+        let sent = self.try_lane(packets, path, to_port);
+        if sent.is_none() {
+            path.lane.by_socket.store(true, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    fn try_lane(&self, packets: &impl Packets, path: &SendPath, to_port: u16) -> Option<Sent> {
         if to_port == self.public_port || !self.lanes.allowed() {
             return None;
         }
         let known = path.lane.lane.lock();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
         let v6 = path.remote.is_ipv6();
+        let left = path.lane.left.load(Ordering::Relaxed);
+        if known.is_none() && left == CALLS {
+            // Another path may have one already.
+            *known = self.known_lane(path);
+        }
         let Some(lane) = &*known else {
-            let left = path.lane.left.load(Ordering::Relaxed);
-            if left > 0 {
-                path.lane.left.store(left - 1, Ordering::Relaxed);
-                return None;
-            }
-            *known = self.lane_to(path);
-            if known.is_none() {
-                path.lane.left.store(AGAIN, Ordering::Relaxed);
+            let left = left.saturating_sub(1);
+            path.lane.left.store(left, Ordering::Relaxed);
+            if left == 0 {
+                *known = self.lane_to(path);
+                if known.is_none() {
+                    path.lane.left.store(AGAIN, Ordering::Relaxed);
+                }
             }
             return None;
         };
@@ -157,10 +172,16 @@ impl Port {
             remote: octets_of(path.local),
             ..Meta::default()
         };
-        Some(self.put_packets(lane, packets, &meta))
+        Some(self.put_packets(lane, packets, &meta, &path.lane.by_socket))
     }
 
-    fn put_packets(&self, lane: &OutLane, packets: &impl Packets, meta: &Meta) -> Sent {
+    fn put_packets(
+        &self,
+        lane: &OutLane,
+        packets: &impl Packets,
+        meta: &Meta,
+        by_socket: &AtomicBool,
+    ) -> Sent {
         let counters = &self.counters;
         let mut took = 0;
         let sent = loop {
@@ -177,13 +198,26 @@ impl Port {
                 took += 1;
                 continue;
             };
-            let put = lane.ring.put(Meta { len, ..*meta }, |room| {
+            let flags = if by_socket.load(Ordering::Relaxed) {
+                AFTER_SOCKETS
+            } else {
+                0
+            };
+            let meta = Meta {
+                len,
+                flags,
+                ..*meta
+            };
+            let put = lane.ring.put(meta, |room| {
                 if let Some((octets, icrc)) = room.split_last_chunk_mut::<{ Icrc::LEN }>() {
                     *icrc = [0; Icrc::LEN];
                     packets.write(took, octets)?;
                 }
                 Ok(())
             });
+            if put != Put::Full && flags != 0 {
+                by_socket.store(false, Ordering::Relaxed);
+            }
             match put {
                 Put::Done => {
                     if lane.full_since.load(Ordering::Relaxed) != 0 {
@@ -212,6 +246,17 @@ impl Port {
             lane.bell.ring();
         }
         sent
+    }
+
+    fn known_lane(&self, path: &SendPath) -> Option<Arc<OutLane>> {
+        let outward = self.lanes.outward.read();
+        let outward = outward.unwrap_or_else(PoisonError::into_inner);
+        if outward.is_empty() {
+            return None;
+        }
+        let owner = self.owner_of(slot_of(path.dest_qpn), self.engine.coarse_now())?;
+        let lane = outward.get(&owner.home).filter(|lane| lane.is_open())?;
+        Some(Arc::clone(lane))
     }
 
     /// The lane to the process at the end of a path, which is offered one if there is none.

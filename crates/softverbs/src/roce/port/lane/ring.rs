@@ -25,7 +25,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
 /// Packets that are under way at most; a power of two.
-pub(super) const SLOTS: u64 = 128;
+pub(in super::super) const SLOTS: u64 = 128;
 /// Octets of a slot. Not a power of two: the heads of the slots would all want the same lines of a
 /// cache.
 const SLOT_LEN: usize = 4096 + 256;
@@ -65,6 +65,9 @@ struct Front {
     wants_room: Line<AtomicU32>,
 }
 
+/// What this sender has sent over UDP goes before this packet.
+pub(super) const AFTER_SOCKETS: u16 = 1;
+
 /// What a network would tell of a packet. Any octets are a value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +78,8 @@ pub(super) struct Meta {
     pub(super) family: u8,
     pub(super) traffic_class: u8,
     pub(super) source_port: u16,
-    pub(super) reserved: u16,
+    /// See [`AFTER_SOCKETS`].
+    pub(super) flags: u16,
     pub(super) interface: u32,
     pub(super) local: [u8; 16],
     pub(super) remote: [u8; 16],
@@ -94,6 +98,11 @@ const _: () = assert!(
         && SLOTS.is_power_of_two()
         && MAX_PACKET <= u16::MAX as usize
 );
+
+#[allow(clippy::cast_possible_wrap, reason = "a small constant")]
+const fn file_len() -> libc::off_t {
+    RING_LEN as libc::off_t
+}
 
 /// The turn of a place, before its sender has used it.
 const fn turn_of(place: u64) -> u64 {
@@ -137,7 +146,7 @@ impl Ring {
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = memfd_create(c"softverbs", flags)?;
-        ftruncate(&file, RING_LEN as libc::off_t)?;
+        ftruncate(&file, file_len())?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals()))?;
         let ring = Self::map(file.as_fd())?;
         ring.front().layout.0.store(LAYOUT, Ordering::Release);
@@ -455,12 +464,12 @@ mod tests {
     #[test]
     fn nothing_but_a_ring_is_opened() {
         let file = memfd_create(c"other", MFdFlags::MFD_ALLOW_SEALING).unwrap();
-        ftruncate(&file, RING_LEN as libc::off_t).unwrap();
+        ftruncate(&file, file_len()).unwrap();
         assert!(Ring::open(file.as_fd()).is_err(), "not sealed");
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals())).unwrap();
         assert!(Ring::open(file.as_fd()).is_err(), "another layout");
         let short = memfd_create(c"short", MFdFlags::MFD_ALLOW_SEALING).unwrap();
-        ftruncate(&short, RING_LEN as libc::off_t - 1).unwrap();
+        ftruncate(&short, file_len() - 1).unwrap();
         fcntl(&short, FcntlArg::F_ADD_SEALS(seals())).unwrap();
         assert!(Ring::open(short.as_fd()).is_err(), "too short");
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -488,7 +497,7 @@ mod tests {
                     }
                 });
             }
-            let mut next = [0; THREADS as usize];
+            let mut next = [0; 3];
             let mut place = 0;
             while place < THREADS * EACH {
                 let taken = receiver.take(&mut place, 32);

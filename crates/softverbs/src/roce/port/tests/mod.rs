@@ -1,5 +1,6 @@
 //! Ports against each other, in one process and in several.
 
+mod lanes;
 mod processes;
 mod speed;
 mod traffic;

@@ -23,6 +23,7 @@ fn child() {
     let guid = port.ca_guid().get();
     writeln!(out, "READY {} {guid} {}", qpn.get(), owners[0].owner).unwrap();
     let mut answered = 0;
+    let mut ways = HashMap::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
         port.poll(port.engine);
@@ -30,9 +31,11 @@ fn child() {
         for (psn, _, from) in packets.iter().skip(answered) {
             // The sender's queue pair is in the packet number, slot and all.
             let back = Qpn::new(*psn);
-            let path = SendPath::reply(from, back);
+            let path = ways
+                .entry((*from, back))
+                .or_insert_with(|| SendPath::reply(from, back));
             let answer = Octets(vec![packet(back, qpn.get(), 32)]);
-            assert_eq!(port.send_packets(&answer, &path), Sent::Took(1));
+            assert_eq!(port.send_packets(&answer, path), Sent::Took(1));
         }
         answered = packets.len();
         std::thread::yield_now();
@@ -40,16 +43,20 @@ fn child() {
 }
 
 /// The other process.
-struct Peer {
+pub(super) struct Peer {
     child: Child,
-    qpn: Qpn,
+    pub(super) qpn: Qpn,
     guid: Guid,
     owner: String,
     _input: ChildStdin,
 }
 
 impl Peer {
-    fn start(folder: &Path, public: u16) -> Self {
+    pub(super) fn start(folder: &Path, public: u16) -> Self {
+        Self::start_with(folder, public, &[])
+    }
+
+    pub(super) fn start_with(folder: &Path, public: u16, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
@@ -58,6 +65,7 @@ impl Peer {
             ])
             .env(FOLDER, folder)
             .env(PUBLIC, public.to_string())
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -80,7 +88,7 @@ impl Peer {
     }
 
     /// As `kill -9`.
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -1,0 +1,52 @@
+//! Packets that came together.
+
+use softverbs_wire::ib::Packet;
+
+use super::Port;
+use super::border::PacketMeta;
+use super::lane::LaneRun;
+use super::receive::Arrival;
+
+/// Packets that came together, for one queue pair. Each is checked when it is asked for.
+pub(crate) struct Run<'a> {
+    pub(super) port: &'a Port,
+    pub(super) arrival: Arrival,
+    pub(super) packets: Together<'a>,
+}
+
+/// How packets come together.
+pub(super) enum Together<'a> {
+    /// As datagrams that the kernel has put together: each of so many octets but the last.
+    Datagrams { octets: &'a [u8], segment: usize },
+    /// By a lane.
+    Lane(LaneRun<'a>),
+}
+
+impl<'a> Together<'a> {
+    fn next(&mut self) -> Option<&'a [u8]> {
+        match self {
+            Self::Datagrams { octets, segment } => {
+                let (first, rest) = octets.split_at((*segment).min(octets.len()));
+                *octets = rest;
+                (!first.is_empty()).then_some(first)
+            }
+            Self::Lane(run) => run.next(),
+        }
+    }
+}
+
+impl<'a> Run<'a> {
+    /// The next one whose ICRC is right.
+    pub(crate) fn next(&mut self) -> Option<(Packet<'a>, PacketMeta)> {
+        while let Some(octets) = self.packets.next() {
+            let checked = self.port.check(&self.arrival, octets);
+            self.arrival.ident = self.arrival.ident.wrapping_add(1);
+            if let Some(packet) = checked {
+                let len = octets.len();
+                let traffic_class = self.arrival.traffic_class;
+                return Some((packet, PacketMeta { len, traffic_class }));
+            }
+        }
+        None
+    }
+}
