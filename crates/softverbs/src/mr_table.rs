@@ -37,6 +37,7 @@ pub use self::window::MwType;
 use self::window::Windows;
 use crate::device::limits::MAX_MR;
 use crate::error::{Error, Result};
+use crate::roce::port::end_grants;
 
 /// Bits of a key that are the nonce; the others are the slot index.
 const NONCE_BITS: u32 = 12;
@@ -219,10 +220,15 @@ impl MrTable {
                 what: "memory region: a window is bound to it",
             });
         }
-        self.find_region(key)
+        let slot = self
+            .find_region(key)
             .map(|(_, slot)| slot)
             .filter(|slot| slot.disable(key))
-            .ok_or(Error::Memory(MemoryFault::InvalidKey))
+            .ok_or(Error::Memory(MemoryFault::InvalidKey))?;
+        drop(windows);
+        // Nor goes on to do so that has no pin.
+        end_grants();
+        Ok(slot)
     }
 
     /// Ends a registration. Returns when nothing uses the memory any more and nothing will. EBUSY
@@ -267,6 +273,7 @@ impl MrTable {
         }
         // That it already was invalid for peers is no error.
         pin.invalidate();
+        end_grants();
         Ok(())
     }
 

@@ -284,6 +284,11 @@ impl Engine {
         }
     }
 
+    /// Whether this is the engine's own thread.
+    pub(crate) fn is_own_thread() -> bool {
+        IS_OWN.get()
+    }
+
     /// Makes the engine's thread look again at what there is to do.
     pub(crate) fn wake(&self) {
         // It looks at everything before it sleeps.

@@ -170,7 +170,7 @@ impl<'a> Pin<'a> {
     }
 
     /// Whether the key is that of a memory window.
-    pub(super) fn is_window(&self) -> bool {
+    pub(crate) fn is_window(&self) -> bool {
         self.slot.window.load(Ordering::Relaxed)
     }
 

@@ -159,7 +159,7 @@ pub(crate) struct QpInner {
     state: AtomicU32,
     deferred: Deferred,
     /// `CqInner::epoch` when something was sent at once.
-    sent_epoch: AtomicU64,
+    pub(crate) sent_epoch: AtomicU64,
     /// Counts how often application threads did the work.
     driven: AtomicU32,
     driven_seen: AtomicU32,
@@ -462,6 +462,10 @@ impl QpInner {
     pub(crate) fn set_state(&self, core: &mut Core, state: QpState) {
         core.state = state;
         self.state.store(state as u32, Ordering::Release);
+        if let Some(roce) = core.roce() {
+            // What the peer may write to itself depends on the state.
+            roce.end_grants();
+        }
     }
 
     fn post_send(&self, wrs: &[SendWr<'_>]) -> std::result::Result<(), (usize, Error)> {
@@ -477,7 +481,12 @@ impl QpInner {
                 .send_request(wr)
                 .and_then(|request| match &mut core.side {
                     Side::Iwarp(iwarp) => iwarp.stream.post_send(request).map_err(Error::from),
-                    Side::Roce(roce) => roce.post_send(request, wr, self.pd.id()),
+                    Side::Roce(roce) => {
+                        if wrs.len() == 1 && self.writes_at_once(roce, &request) {
+                            return Ok(());
+                        }
+                        roce.post_send(request, wr, self.pd.id())
+                    }
                 });
             if let Err(error) = posted {
                 result = Err((index, error));

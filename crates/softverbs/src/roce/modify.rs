@@ -69,6 +69,7 @@ impl QpInner {
             }
             return Ok(());
         }
+        // The rights of the peer may be others now, in the same state.
         self.set_state(core, to);
         if to == QpState::Err {
             self.flush_receives(core);

@@ -18,6 +18,7 @@ use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
+use self::at_once::Passive;
 use super::address::Way;
 use super::patience::Patience;
 use super::port::{PacketSink, Port, ReceivedFrom, SendPath, Sent};
@@ -86,6 +87,8 @@ pub(crate) struct Roce {
     /// completed as far as the queue pair knows, are flushed.
     cut: bool,
     pub(crate) patience: Patience,
+    /// What the peer keeps writing to.
+    passive: Passive,
 }
 
 impl Roce {
@@ -116,6 +119,7 @@ impl Roce {
             waiting: false,
             cut: false,
             patience: Patience::default(),
+            passive: Passive::default(),
         })
     }
 
@@ -288,6 +292,7 @@ impl Roce {
         for (group, interface) in self.groups.drain(..) {
             self.port.leave(group, interface, qpn);
         }
+        self.end_grants();
         if let Some(token) = self.token.take() {
             self.port.unregister(qpn);
             engine.set_timer(token, None);
@@ -544,6 +549,7 @@ impl QpInner {
     }
 }
 
+mod at_once;
 mod receive;
 #[cfg(test)]
 mod tests;

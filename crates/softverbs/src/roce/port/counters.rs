@@ -42,6 +42,7 @@ counters! {
     gathered_out, "sent by segmentation offload, packets";
     fallbacks, "segmentation offload refused by the kernel";
     lane_out, "packets sent by shared memory";
+    at_once, "writes placed in another process's memory";
     lane_lost, "lost: shared memory that nobody reads";
     blocked, "no room in the socket, or in shared memory";
     too_big, "packets longer than the MTU of the path";

@@ -64,6 +64,7 @@ use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
 use self::held::Held;
 use self::lane::Lanes;
+pub(crate) use self::lane::{Grantor, MOST_AT_ONCE, end_grants};
 use self::multicast::Groups;
 use self::presence::Presence;
 pub(crate) use self::presence::Whereabouts;

@@ -4,7 +4,7 @@ use softverbs_wire::ib::Packet;
 
 use super::Port;
 use super::border::PacketMeta;
-use super::lane::LaneRun;
+use super::lane::{Grantor, LaneRun};
 use super::receive::Arrival;
 
 /// Packets that came together, for one queue pair. Each is checked when it is asked for.
@@ -36,6 +36,14 @@ impl<'a> Together<'a> {
 }
 
 impl<'a> Run<'a> {
+    /// The lane that they have come by.
+    pub(crate) const fn grantor(&self) -> Option<Grantor<'a>> {
+        match &self.packets {
+            Together::Datagrams { .. } => None,
+            Together::Lane(run) => Some(run.grantor()),
+        }
+    }
+
     /// The next one whose ICRC is right.
     pub(crate) fn next(&mut self) -> Option<(Packet<'a>, PacketMeta)> {
         while let Some(octets) = self.packets.next() {

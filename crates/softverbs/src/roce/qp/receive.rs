@@ -5,9 +5,10 @@ use softverbs_proto::roce::queue_pair::PacketMeta as ProtoMeta;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::Packet;
 
+use super::at_once::written_by;
 use crate::qp::{QpInner, QpMemory};
 use crate::roce::address::grh_area;
-use crate::roce::port::{PacketMeta, PacketSink, ReceivedFrom, Run};
+use crate::roce::port::{Grantor, PacketMeta, PacketSink, ReceivedFrom, Run};
 
 impl QpInner {
     /// Packets that came together.
@@ -15,6 +16,7 @@ impl QpInner {
         &self,
         now: Time,
         from: &ReceivedFrom,
+        grantor: Option<Grantor<'_>>,
         mut next: impl FnMut() -> Option<(Packet<'p>, PacketMeta)>,
     ) {
         let mut core = self.lock();
@@ -23,6 +25,7 @@ impl QpInner {
         let datagram = roce.queue_pair.config().qp_type == QpType::Ud;
         let before = roce.queue_pair.counters().dropped;
         let mut memory = QpMemory::new(self);
+        let mut last_write = None;
         while let Some((packet, meta)) = next() {
             if !is_from_peer {
                 roce.port.note_not_from_peer();
@@ -33,8 +36,12 @@ impl QpInner {
                 grh: datagram.then(|| grh_area(&meta, from)),
             };
             roce.queue_pair.on_packet(now, &mut memory, &packet, &meta);
+            last_write = written_by(&packet);
         }
         drop(memory);
+        if let Some(grantor) = grantor.filter(|_| !datagram) {
+            self.note_write(roce, &grantor, last_write);
+        }
         let dropped = roce.queue_pair.counters().dropped - before;
         roce.port.note_no_use(dropped);
     }
@@ -43,11 +50,11 @@ impl QpInner {
 impl PacketSink for QpInner {
     fn packet(&self, now: Time, packet: &Packet<'_>, meta: &PacketMeta, from: &ReceivedFrom) {
         let mut one = Some((*packet, *meta));
-        self.receive_packets(now, from, || one.take());
+        self.receive_packets(now, from, None, || one.take());
     }
 
     fn packets(&self, now: Time, run: &mut Run<'_>, from: &ReceivedFrom) {
-        self.receive_packets(now, from, || run.next());
+        self.receive_packets(now, from, run.grantor(), || run.next());
     }
 
     fn burst_end(&self) {

@@ -14,6 +14,7 @@ use super::super::border::ReceivedFrom;
 use super::super::counters::add;
 use super::super::receive::{Arrival, Burst};
 use super::super::steer::dest_qpn;
+use super::direct::{self, Grantor};
 use super::ring::{AFTER_SOCKETS, Meta, Ring, Taken};
 use super::{Bell, MOST};
 use crate::engine::sources::{Source, Token};
@@ -31,8 +32,10 @@ const BULK: usize = 16 << 10;
 /// A lane from another process.
 #[derive(Debug)]
 pub(super) struct InLane {
-    ring: Ring,
-    bell: Bell,
+    pub(super) ring: Ring,
+    pub(super) bell: Bell,
+    /// Random: by it the sender knows that this is the right process.
+    pub(super) proof: u64,
     token: OnceLock<Token>,
     /// The next place, for the thread that receives.
     inbox: Mutex<u64>,
@@ -84,6 +87,7 @@ impl Meta {
 /// Packets of a lane for one queue pair: some of those that were taken.
 #[derive(Debug)]
 pub(in super::super) struct LaneRun<'a> {
+    lane: &'a Arc<InLane>,
     taken: &'a Taken<'a>,
     next: u64,
     end: u64,
@@ -96,6 +100,10 @@ impl<'a> LaneRun<'a> {
         packets.fold((0, 0), |(count, octets), (_, packet)| {
             (count + 1, octets + packet.len())
         })
+    }
+
+    pub(in super::super) const fn grantor(&self) -> Grantor<'a> {
+        Grantor(self.lane)
     }
 
     pub(in super::super) fn first(&self) -> Option<&'a [u8]> {
@@ -127,9 +135,14 @@ impl Port {
         if !self.lanes.allowed() || inward.len() >= MOST {
             return ring.close();
         }
+        let mut proof = [0; 8];
+        if getrandom::fill(&mut proof).is_err() {
+            return ring.close();
+        }
         let lane = Arc::new(InLane {
             ring,
             bell,
+            proof: u64::from_ne_bytes(proof),
             token: OnceLock::new(),
             inbox: Mutex::new(0),
             place: AtomicU64::new(0),
@@ -148,6 +161,7 @@ impl Port {
             self.engine.sources.remove(token);
             return lane.ring.close();
         }
+        lane.introduce();
         // Nothing has come: the first packet wakes the engine's thread.
         lane.ring.sleep(0);
         lane.ring.accept();
@@ -206,7 +220,7 @@ impl Port {
         }
     }
 
-    fn receive_all_of(&self, lane: &InLane) {
+    fn receive_all_of(&self, lane: &Arc<InLane>) {
         for _ in 0..ALL_BURSTS {
             // Who is at it has written down where he is.
             drop(lane.inbox.lock());
@@ -241,7 +255,7 @@ impl Port {
     }
 
     /// Receives from a lane, unless another thread is at it.
-    fn receive_lane(&self, lane: &InLane) -> usize {
+    fn receive_lane(&self, lane: &Arc<InLane>) -> usize {
         let mut place = match lane.inbox.try_lock() {
             Ok(place) => place,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -256,7 +270,7 @@ impl Port {
                 break;
             }
             burst.begin_round();
-            octets += self.hand_on(&mut burst, &taken);
+            octets += self.hand_on(&mut burst, lane, &taken);
             drop(taken);
             packets += usize::try_from(count).unwrap_or(0);
             if count < TOGETHER {
@@ -286,7 +300,7 @@ impl Port {
     }
 
     /// Hands on packets that were taken. How many octets it was.
-    fn hand_on(&self, burst: &mut Burst<'_>, taken: &Taken<'_>) -> usize {
+    fn hand_on(&self, burst: &mut Burst<'_>, lane: &Arc<InLane>, taken: &Taken<'_>) -> usize {
         let mut octets = 0;
         let mut index = 0;
         while let Some((meta, packet)) = taken.get(index) {
@@ -305,6 +319,7 @@ impl Port {
             }
             let arrival = meta.arrival(self.private_port(meta.family == 6));
             let run = LaneRun {
+                lane,
                 taken,
                 next: index,
                 end,
@@ -318,6 +333,7 @@ impl Port {
     /// The sender has gone. What it had sent is received.
     fn remove_inward(&self, lane: &Arc<InLane>) {
         self.receive_all_of(lane);
+        direct::forget(lane);
         let inward = self.lanes.inward.write();
         let mut inward = inward.unwrap_or_else(PoisonError::into_inner);
         let before = inward.len();

@@ -13,6 +13,8 @@
 //! plan of `fault` that wants to see packets on a wire) packets go over UDP as ever. What was sent
 //! over UDP before the first packet of a lane is received before it.
 
+mod board;
+mod direct;
 mod inward;
 mod outward;
 mod ring;
@@ -31,6 +33,7 @@ use std::time::Duration;
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 
+pub(crate) use self::direct::{Grantor, MOST as MOST_AT_ONCE, end_grants};
 use self::inward::InLane;
 pub(super) use self::inward::LaneRun;
 use self::outward::OutLane;

@@ -15,6 +15,7 @@ use super::super::counters::add;
 use super::super::qpns::slot_of;
 use super::super::send::Packets;
 use super::super::{PRIVATE_V4, PRIVATE_V6, Port};
+use super::direct::Reach;
 use super::ring::{AFTER_SOCKETS, MAX_PACKET, Meta, Put, Ring};
 use super::{Bell, MOST, STUCK};
 use crate::engine::sources::{Source, Token};
@@ -32,7 +33,7 @@ pub(in super::super) struct PathLane {
     left: AtomicU16,
     /// Packets have gone over UDP, and none by the lane since.
     by_socket: AtomicBool,
-    lane: Mutex<Option<Arc<OutLane>>>,
+    pub(super) lane: Mutex<Option<Arc<OutLane>>>,
 }
 
 impl PathLane {
@@ -48,12 +49,14 @@ impl PathLane {
 /// A lane to another process.
 #[derive(Debug)]
 pub(super) struct OutLane {
-    ring: Ring,
+    pub(super) ring: Ring,
     bell: Bell,
     /// The first slot of the receiver, and its UDP ports, which tell it from one that had the slot before.
     home: u16,
     ports: [u16; 2],
     token: OnceLock<Token>,
+    /// Whether this process may write to the receiver's memory itself.
+    pub(super) reach: Mutex<Reach>,
     /// The receiver has gone.
     gone: AtomicBool,
     waiting: Mutex<Vec<Weak<dyn PacketSink>>>,
@@ -71,6 +74,11 @@ impl OutLane {
     /// Whether packets go by it.
     pub(super) fn is_open(&self) -> bool {
         self.ring.is_accepted() && !self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Whether the process with this UDP port is the receiver.
+    pub(super) fn leads_to(&self, path: &SendPath, to_port: u16) -> bool {
+        self.ports[usize::from(path.remote.is_ipv6())] == to_port
     }
 
     /// Whether it may be used some day.
@@ -147,8 +155,8 @@ impl Port {
             }
             return None;
         };
-        if !lane.is_open() || lane.ports[usize::from(v6)] != to_port {
-            if !lane.may_open() || lane.ports[usize::from(v6)] != to_port {
+        if !lane.is_open() || !lane.leads_to(path, to_port) {
+            if !lane.may_open() || !lane.leads_to(path, to_port) {
                 let after = if lane.gone.load(Ordering::Relaxed) {
                     CALLS
                 } else {
@@ -293,6 +301,7 @@ impl Port {
             home,
             ports,
             token: OnceLock::new(),
+            reach: Mutex::default(),
             gone: AtomicBool::new(false),
             waiting: Mutex::default(),
             any_waiting: AtomicBool::new(false),

@@ -24,6 +24,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
+use super::board::Board;
+
 /// Packets that are under way at most; a power of two.
 pub(in super::super) const SLOTS: u64 = 128;
 /// Octets of a slot. Not a power of two: the heads of the slots would all want the same lines of a
@@ -49,7 +51,7 @@ const CLOSED: u32 = 2;
 /// A cache line of its own.
 #[repr(C, align(64))]
 #[derive(Debug)]
-struct Line<T>(T);
+pub(super) struct Line<T>(pub(super) T);
 
 /// The first page.
 #[repr(C)]
@@ -63,6 +65,7 @@ struct Front {
     asleep: Line<AtomicU32>,
     /// The sender waits until there is room.
     wants_room: Line<AtomicU32>,
+    board: Board,
 }
 
 /// What this sender has sent over UDP goes before this packet.
@@ -184,6 +187,10 @@ impl Ring {
         // SAFETY: the mapping is a page-aligned one, longer than `Front`, lives as long as `self`, and
         // has atomics there only.
         unsafe { self.start.cast::<Front>().as_ref() }
+    }
+
+    pub(super) fn board(&self) -> &Board {
+        &self.front().board
     }
 
     /// Where a slot begins.

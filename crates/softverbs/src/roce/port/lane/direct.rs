@@ -1,0 +1,253 @@
+//! RDMA Writes that the sender places itself, in the memory of another process of this host.
+//!
+//! A target that waits by reading its memory never calls the library, and its engine's thread has to
+//! find a core for each write, against the very threads that wait. So a receiver grants the sender what
+//! it keeps writing to ([`board`](super::board)), and small writes on an otherwise idle queue pair are
+//! done by one system call of the sender, `process_vm_writev`, which needs the right to trace the
+//! receiver. Without it, or without a grant, they go by the lane.
+//!
+//! A write that was placed so takes no packet number: nothing is under way before it, and it is over
+//! before anything behind it begins.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+use softverbs_proto::memory::Access;
+use softverbs_wire::num::{Qpn, Rkey};
+
+use super::super::Port;
+use super::super::border::SendPath;
+use super::super::counters::add;
+use super::board::{Granted, Process};
+use super::inward::InLane;
+use super::outward::OutLane;
+use crate::error::Result;
+use crate::mr_table::{Domain, MrTable};
+use crate::per_process::PerProcess;
+
+/// The longest write that is placed so: what one packet of the largest path MTU takes.
+pub(crate) const MOST: usize = 4096;
+/// A write that has begun is over soon: so often it is looked at before others get the core.
+const SPINS: u32 = 1000;
+const NAP: Duration = Duration::from_micros(50);
+
+/// Whether a sender may place writes itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Not known yet.
+    #[default]
+    Unknown,
+    Yes,
+    /// Not allowed, or not the process that it says.
+    No,
+}
+
+/// The lanes of this process whose senders have grants.
+#[derive(Default)]
+struct Granting(Mutex<Vec<Arc<InLane>>>);
+
+static GRANTING: PerProcess<Granting> = PerProcess::new();
+
+/// Ends all grants: nobody but this process's own threads writes to its memory when this returns,
+/// until something is granted again. To be called behind what ends the right to it.
+///
+/// Waits for writes that have begun, which take no longer than a copy, unless somebody stops a sender
+/// in the middle of one.
+pub(crate) fn end_grants() {
+    let Some(granting) = GRANTING.existing() else {
+        return;
+    };
+    // To the end: whoever comes meanwhile waits for what was not ended by himself, too.
+    let mut lanes = granting.0.lock().unwrap_or_else(PoisonError::into_inner);
+    for lane in lanes.drain(..) {
+        lane.end_grants();
+    }
+}
+
+impl InLane {
+    fn end_grants(&self) {
+        let board = self.ring.board();
+        board.end();
+        let mut spins = 0;
+        while board.is_written() && !self.sender_has_gone() {
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+
+    fn sender_has_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.bell.fd(), PollFlags::empty())];
+        let polled = poll(&mut fds, PollTimeout::ZERO);
+        polled.is_ok() && fds[0].any() == Some(true)
+    }
+
+    /// Tells the sender how to reach this process.
+    pub(super) fn introduce(&self) {
+        self.ring.board().introduce(Process {
+            pid: std::process::id(),
+            proof_at: std::ptr::from_ref(&self.proof).addr() as u64,
+            proof: self.proof,
+        });
+    }
+}
+
+/// A lane that brought packets, for whom they are for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grantor<'a>(pub(super) &'a Arc<InLane>);
+
+impl Grantor<'_> {
+    /// From now on the sender may write to the region with this key itself, as the peer of this queue
+    /// pair, which is locked and may receive. Whether that is so.
+    pub(crate) fn grant(&self, regions: &MrTable, domain: Domain, qpn: Qpn, rkey: Rkey) -> bool {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let found = || -> Option<Granted> {
+            let pin = regions.pin(rkey.get()).filter(|pin| !pin.is_window())?;
+            let (addr, len) = (pin.addr(), pin.len());
+            let base = pin.range(addr, len, Access::REMOTE_WRITE, domain).ok()?;
+            Some(Granted {
+                qpn: qpn.get(),
+                rkey: rkey.get(),
+                addr,
+                len: len as u64,
+                base: base.addr() as u64,
+            })
+        };
+        let Some(granted) = found() else { return false };
+        let Ok(granting) = GRANTING.get_or_try(|| Result::Ok(Box::leak(Box::default()))) else {
+            return false;
+        };
+        let board = self.0.ring.board();
+        let mut lanes = granting.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if board.has(&granted) {
+            return true;
+        }
+        if !board.grant(SERIAL.fetch_add(1, Ordering::Relaxed), &granted) {
+            return false;
+        }
+        if !lanes.iter().any(|lane| Arc::ptr_eq(lane, self.0)) {
+            lanes.push(Arc::clone(self.0));
+        }
+        drop(lanes);
+        // Whoever has ended the region meanwhile has seen this grant, or it is seen here.
+        if found() == Some(granted) {
+            return true;
+        }
+        end_grants();
+        false
+    }
+}
+
+/// A lane goes.
+pub(super) fn forget(lane: &Arc<InLane>) {
+    if let Some(granting) = GRANTING.existing() {
+        let mut lanes = granting.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.retain(|known| !Arc::ptr_eq(known, lane));
+    }
+}
+
+impl OutLane {
+    /// Places octets in the receiver's memory, if it has granted that.
+    fn place(&self, qpn: u32, rkey: u32, addr: u64, octets: &[u8]) -> bool {
+        let board = self.ring.board();
+        let Ok(mut reach) = self.reach.try_lock() else {
+            return false;
+        };
+        if *reach == Reach::Unknown {
+            *reach = prove(board.process());
+        }
+        if *reach == Reach::No {
+            return false;
+        }
+        let Some(found) = board.find(qpn, rkey, addr, octets.len() as u64) else {
+            return false;
+        };
+        if !board.enter(&found) {
+            return false;
+        }
+        let written = write(board.process().pid, found.place, octets);
+        board.leave();
+        if !written {
+            *reach = Reach::No;
+        }
+        written
+    }
+}
+
+fn pid_of(pid: u32) -> Option<Pid> {
+    i32::try_from(pid)
+        .ok()
+        .filter(|pid| *pid > 0)
+        .map(Pid::from_raw)
+}
+
+fn remote(place: u64, len: usize) -> Option<[RemoteIoVec; 1]> {
+    let base = usize::try_from(place).ok()?;
+    Some([RemoteIoVec { base, len }])
+}
+
+/// Whether a process is the one that it says: in another namespace of processes its number is another
+/// one's.
+fn prove(process: Process) -> Reach {
+    let mut octets = [0; 8];
+    let (Some(pid), Some(from)) = (pid_of(process.pid), remote(process.proof_at, octets.len()))
+    else {
+        return Reach::No;
+    };
+    let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut octets)], &from);
+    if read == Ok(octets.len()) && u64::from_ne_bytes(octets) == process.proof {
+        Reach::Yes
+    } else {
+        Reach::No
+    }
+}
+
+fn write(pid: u32, place: u64, octets: &[u8]) -> bool {
+    let (Some(pid), Some(to)) = (pid_of(pid), remote(place, octets.len())) else {
+        return false;
+    };
+    process_vm_writev(pid, &[IoSlice::new(octets)], &to) == Ok(octets.len())
+}
+
+impl Port {
+    /// Whether the other end of a path has granted anything. Costs next to nothing.
+    pub(crate) fn has_grants(&self, path: &SendPath) -> bool {
+        let known = path.lane.lane.lock();
+        let known = known.unwrap_or_else(PoisonError::into_inner);
+        known
+            .as_ref()
+            .is_some_and(|lane| lane.ring.board().has_any())
+    }
+
+    /// Places an RDMA Write of [`MOST`] octets at most in the memory of the process at the end of a path.
+    /// False if it may not, or cannot: then it is to be sent. Nothing else may be under way on the queue
+    /// pair.
+    pub(crate) fn write_at_once(
+        &self,
+        path: &SendPath,
+        rkey: Rkey,
+        addr: u64,
+        octets: &[u8],
+    ) -> bool {
+        let to_port = self.route(path);
+        let known = path.lane.lane.lock();
+        let known = known.unwrap_or_else(PoisonError::into_inner);
+        let lane = known
+            .as_ref()
+            .filter(|lane| self.lanes.allowed() && lane.is_open() && lane.leads_to(path, to_port));
+        let placed =
+            lane.is_some_and(|lane| lane.place(path.dest_qpn.get(), rkey.get(), addr, octets));
+        if placed {
+            add(&self.counters.at_once, 1);
+        }
+        placed
+    }
+}
