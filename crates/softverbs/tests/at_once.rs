@@ -1,0 +1,272 @@
+//! Over RoCE, small RDMA Writes to a process of the same host that never polls are placed by their
+//! sender: as fast as that is, they go nowhere where they may not, nor any longer than they may.
+
+mod common;
+#[path = "common/guarded.rs"]
+mod guarded;
+
+use std::time::{Duration, Instant};
+
+use common::child::{Other, role, until_dismissed};
+use common::{ALL, End, PATIENCE, Setup, equip, expect, listener, resolved};
+use guarded::Guarded;
+use softverbs::cm::{ConnParam, EventKind};
+use softverbs::{
+    QpAttr, QpAttrMask, QpCap, QpState, Rkey, SendData, SendFlags, SendOp, SendWr, Transport,
+    WcStatus, roce_status,
+};
+
+/// Octets of the target's region; the first eight are the number of the last write.
+const LEN: usize = 256;
+/// Writes before something happens.
+const MANY: u64 = 2000;
+const PLACED: &str = "writes placed in another process's memory";
+
+fn setup() -> Setup {
+    Setup {
+        cap: QpCap {
+            max_send_wr: 8,
+            max_inline_data: 256,
+            max_recv_wr: 8,
+            ..QpCap::default()
+        },
+        len: 8192,
+        ..Setup::over(Transport::Roce)
+    }
+}
+
+/// The target; does nothing unless it is told to.
+#[test]
+fn child() {
+    let Some(role) = role() else { return };
+    let (channel, _listening, address) = listener(&setup());
+    eprintln!("listening on {address}");
+    let request = expect(&channel, EventKind::ConnectRequest);
+    let end = equip(&setup(), channel.clone(), request.id().clone());
+    drop(request);
+    let target = Guarded::new(&end.pd, LEN, true, ALL);
+    let mut private_data = target.mr.addr().to_be_bytes().to_vec();
+    private_data.extend(target.mr.rkey().get().to_be_bytes());
+    let param = ConnParam {
+        private_data,
+        ..ConnParam::default()
+    };
+    end.id.accept(&param).unwrap();
+    drop(expect(&channel, EventKind::Established));
+    // From here on it reads its memory, and nothing else.
+    let number = || target.word();
+    let begin = Instant::now();
+    while number() < MANY {
+        assert!(begin.elapsed() < PATIENCE, "{} writes", number());
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    match role.as_str() {
+        "stays" => {}
+        "deregisters" => target.mr.dereg().unwrap(),
+        "ends the queue pair" => {
+            let attr = QpAttr {
+                qp_state: QpState::Err,
+                ..QpAttr::default()
+            };
+            end.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+        }
+        "destroys the queue pair" => end.qp.destroy(),
+        "takes the right to write away" => {
+            let attr = QpAttr {
+                qp_access_flags: softverbs::Access::LOCAL_WRITE,
+                ..QpAttr::default()
+            };
+            end.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+        }
+        "waits to be killed" => {}
+        _ => panic!("{role}"),
+    }
+    if role != "stays" && role != "waits to be killed" {
+        let before = number();
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(number(), before, "written to afterwards");
+    }
+    assert!(target.is_intact_outside(), "written beside the region");
+    eprintln!("done {}", number());
+    until_dismissed();
+}
+
+struct Writer {
+    end: End,
+    addr: u64,
+    rkey: Rkey,
+    written: u64,
+}
+
+impl Writer {
+    fn connect(child: &mut Other) -> Self {
+        let address = child.says("listening on ").parse().unwrap();
+        let (channel, id) = resolved(&setup(), address);
+        let end = equip(&setup(), channel, id);
+        end.id.connect(&ConnParam::default()).unwrap();
+        let established = expect(&end.channel, EventKind::Established);
+        let (addr, rest) = established
+            .param()
+            .private_data
+            .split_first_chunk::<8>()
+            .unwrap();
+        let rkey = rest.first_chunk::<4>().unwrap();
+        let (addr, rkey) = (u64::from_be_bytes(*addr), u32::from_be_bytes(*rkey));
+        drop(established);
+        Self {
+            end,
+            addr,
+            rkey: Rkey::new(rkey),
+            written: 0,
+        }
+    }
+
+    /// Writes the next number, and waits for the completion. In turn from the request itself and from
+    /// registered memory; the whole region each time.
+    fn write(&mut self) -> WcStatus {
+        let number = self.written + 1;
+        let octets = number.to_be_bytes().repeat(LEN / 8);
+        let op = SendOp::Write {
+            remote_addr: self.addr,
+            rkey: self.rkey,
+        };
+        let end = &self.end;
+        if number.is_multiple_of(2) {
+            end.mr.copy_in(0, &octets).unwrap();
+            let sges = [end.mr.sge(0, 100), end.mr.sge(100, LEN - 100)];
+            let wr = SendWr::new(number, op, SendData::Sges(&sges));
+            end.qp.post_send(&wr).unwrap();
+        } else {
+            let (first, rest) = octets.split_at(200);
+            // Behind the first part, which is not asked for.
+            let wr = SendWr::new(0, op, SendData::Inline(first)).with_flags(SendFlags::empty());
+            end.qp.post_send(&wr).unwrap();
+            end.mr.copy_in(0, rest).unwrap();
+            let sges = [end.mr.sge(0, rest.len())];
+            let op = SendOp::Write {
+                remote_addr: self.addr + 200,
+                rkey: self.rkey,
+            };
+            let wr = SendWr::new(number, op, SendData::Sges(&sges));
+            end.qp.post_send(&wr).unwrap();
+        }
+        let begin = Instant::now();
+        let mut wc = [softverbs::Wc::default()];
+        while end.cq.poll(&mut wc).unwrap() == 0 {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "write {number} does not complete"
+            );
+        }
+        if wc[0].is_success() {
+            assert_eq!(wc[0].wr_id, number);
+            self.written = number;
+        }
+        wc[0].status
+    }
+
+    /// Writes until it fails, and says how.
+    fn write_until_failure(&mut self) -> WcStatus {
+        let begin = Instant::now();
+        loop {
+            let status = self.write();
+            if status != WcStatus::Success {
+                return status;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{} writes", self.written);
+        }
+    }
+}
+
+/// Writes that this process has placed itself.
+fn placed() -> u64 {
+    let counters = roce_status().unwrap().counters;
+    let found = counters.iter().find(|(name, _)| *name == PLACED);
+    found.unwrap().1
+}
+
+#[test]
+fn all_arrive_while_the_target_stays() {
+    let mut child = Other::start("stays", &[], &[]);
+    let mut writer = Writer::connect(&mut child);
+    let begin = Instant::now();
+    let before = placed();
+    // Some go the other way, and behind them the next ones.
+    while writer.written < 2 * MANY || placed() == before {
+        assert_eq!(writer.write(), WcStatus::Success);
+        assert!(begin.elapsed() < PATIENCE, "none was placed by the sender");
+    }
+    let seen: u64 = child.says("done").parse().unwrap();
+    assert!((MANY..=writer.written).contains(&seen));
+    assert!(child.finish().success());
+}
+
+#[test]
+fn none_when_the_environment_says_so() {
+    let mut child = Other::start("stays", &[], &[("SOFTVERBS_SAME_HOST", "udp")]);
+    let mut writer = Writer::connect(&mut child);
+    while writer.written < MANY {
+        assert_eq!(writer.write(), WcStatus::Success);
+    }
+    child.says("done");
+    assert!(child.finish().success());
+}
+
+fn refused(role: &str, how: WcStatus) {
+    let mut child = Other::start(role, &[], &[]);
+    let mut writer = Writer::connect(&mut child);
+    assert_eq!(writer.write_until_failure(), how);
+    let seen: u64 = child.says("done").parse().unwrap();
+    // The one that failed is of two parts, of which the first may have been in time.
+    assert!((MANY..=writer.written + 1).contains(&seen), "{seen}");
+    assert!(child.finish().success());
+}
+
+#[test]
+fn not_after_the_region_has_gone() {
+    refused("deregisters", WcStatus::RemAccessErr);
+}
+
+#[test]
+fn not_after_the_right_has_gone() {
+    refused("takes the right to write away", WcStatus::RemInvReqErr);
+}
+
+fn unanswered(role: &str) {
+    let mut child = Other::start(role, &[], &[]);
+    let mut writer = Writer::connect(&mut child);
+    let status = writer.write_until_failure();
+    assert!(
+        matches!(status, WcStatus::RetryExcErr | WcStatus::WrFlushErr),
+        "{status:?}"
+    );
+    child.says("done");
+    assert!(child.finish().success());
+}
+
+#[test]
+fn not_after_the_queue_pair_has_failed() {
+    unanswered("ends the queue pair");
+}
+
+#[test]
+fn not_after_the_queue_pair_has_gone() {
+    unanswered("destroys the queue pair");
+}
+
+#[test]
+fn a_killed_target_is_missed() {
+    let mut child = Other::start("waits to be killed", &[], &[]);
+    let mut writer = Writer::connect(&mut child);
+    while writer.written < MANY {
+        assert_eq!(writer.write(), WcStatus::Success);
+    }
+    child.says("done");
+    child.kill();
+    let status = writer.write_until_failure();
+    assert!(
+        matches!(status, WcStatus::RetryExcErr | WcStatus::WrFlushErr),
+        "{status:?}"
+    );
+    drop(expect(&writer.end.channel, EventKind::Disconnected));
+}
