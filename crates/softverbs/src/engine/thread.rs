@@ -30,8 +30,10 @@ const LEFT: usize = 3;
 const SOON: Duration = Duration::from_millis(2);
 /// For so long, before it sees whether that has changed.
 const DISTRUST: Duration = Duration::from_millis(10);
-/// How long the thread looks for more of a stream before it sleeps.
+/// How long the thread looks for more of a stream before it sleeps, at least: as long as it was busy with
+/// what came last, since the sender is about as fast, and no longer than the other one.
 const LOOK_AGAIN: Duration = Duration::from_micros(30);
+const LOOK_AGAIN_MOST: Duration = Duration::from_micros(300);
 /// How long it serves streams before it looks after everything else.
 const TURN: Duration = Duration::from_millis(1);
 
@@ -228,16 +230,19 @@ impl Engine {
     /// wake-up would be over.
     fn serve_stream(&self) -> usize {
         let begin = self.now();
-        let mut last = begin;
         self.bulk.store(false, Ordering::Relaxed);
         let served = self.poll_data();
+        let mut last = self.now();
+        let patience = |busy: Duration| busy.clamp(LOOK_AGAIN, LOOK_AGAIN_MOST);
+        let mut again = patience(last - begin);
         while self.bulk.load(Ordering::Relaxed) {
             let now = self.now();
-            if now - last > LOOK_AGAIN || now - begin > TURN {
+            if now - last > again || now - begin > TURN {
                 break;
             }
             if self.poll_data() > 0 {
-                last = now;
+                last = self.now();
+                again = patience(last - now);
             } else {
                 std::hint::spin_loop();
             }
