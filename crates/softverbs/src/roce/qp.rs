@@ -145,7 +145,9 @@ impl Roce {
                 path.dest_qpn == dest_qpn && path.remote == way.remote && path.local == way.local
             });
             if !same {
-                self.path = Some(way.to(dest_qpn));
+                let mut path = way.to(dest_qpn);
+                path.reliable = self.queue_pair.config().qp_type.is_reliable();
+                self.path = Some(path);
             }
         }
     }

@@ -83,6 +83,8 @@ pub(crate) struct SendPath {
     pub(crate) traffic_class: u8,
     /// Time to live or hop limit; 0 is the default, 64.
     pub(crate) hop_limit: u8,
+    /// Who sends by it hears of what is lost, and sends it again: a receiver that is slow is waited for.
+    pub(crate) reliable: bool,
     /// The queue pair there: decides between this host's processes.
     pub(crate) dest_qpn: Qpn,
     /// The UDP port there and how long that is believed; see `route`.
@@ -100,6 +102,7 @@ impl SendPath {
             interface: 0,
             traffic_class: 0,
             hop_limit: 0,
+            reliable: false,
             dest_qpn,
             route: AtomicU64::new(0),
             lane: PathLane::new(),

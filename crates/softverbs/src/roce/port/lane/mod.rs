@@ -49,8 +49,8 @@ use crate::fault;
 const VARIABLE: &str = "SOFTVERBS_SAME_HOST";
 /// Lanes of each direction at most: each takes a descriptor and half a MiB.
 const MOST: usize = 64;
-/// A receiver that takes nothing for so long, though the ring is full, is not waited for: packets to it
-/// are lost, as in a full socket.
+/// A receiver that takes nothing for so long, though the ring is full, is not waited for: packets of an
+/// unreliable service are lost, as in a full socket. A reliable one finds out by its own timers.
 const STUCK: Duration = Duration::from_millis(20);
 
 /// The lanes of a process.

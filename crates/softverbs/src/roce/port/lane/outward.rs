@@ -180,7 +180,7 @@ impl Port {
             remote: octets_of(path.local),
             ..Meta::default()
         };
-        Some(self.put_packets(lane, packets, &meta, &path.lane.by_socket))
+        Some(self.put_packets(lane, packets, &meta, path))
     }
 
     fn put_packets(
@@ -188,8 +188,9 @@ impl Port {
         lane: &OutLane,
         packets: &impl Packets,
         meta: &Meta,
-        by_socket: &AtomicBool,
+        path: &SendPath,
     ) -> Sent {
+        let by_socket = &path.lane.by_socket;
         let counters = &self.counters;
         let mut took = 0;
         let sent = loop {
@@ -234,7 +235,7 @@ impl Port {
                     took += 1;
                 }
                 Put::Failed(fault) => break Sent::Gone { took, fault },
-                Put::Full if lane.is_stuck(self.engine.coarse_now()) => {
+                Put::Full if !path.reliable && lane.is_stuck(self.engine.coarse_now()) => {
                     add(&counters.lane_lost, packets.count() - took);
                     took = packets.count();
                 }
