@@ -138,6 +138,13 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
+/// Whether RoCEv2 may go past the kernel, as between processes of one host it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    Yes,
+    No,
+}
+
 /// Starts the other process and learns its address.
 pub(crate) struct Peer {
     child: Child,
@@ -146,8 +153,14 @@ pub(crate) struct Peer {
 
 impl Peer {
     fn start(role: &[&str]) -> Outcome<Self> {
+        Self::start_by(role, Lane::Yes)
+    }
+
+    fn start_by(role: &[&str], lane: Lane) -> Outcome<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(role)
+            // One of the two suffices: who wants no lane gets none, and offers none.
+            .envs((lane == Lane::No).then_some(("SOFTVERBS_SAME_HOST", "udp")))
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()?;
@@ -193,8 +206,8 @@ fn rate(mib: usize, took: Duration) -> f64 {
 }
 
 /// GB/s of RDMA Writes.
-fn write_rate(mib: usize, way: Way) -> Outcome<f64> {
-    let peer = Peer::start(&["target", way.transport.name()])?;
+fn write_rate(mib: usize, way: Way, lane: Lane) -> Outcome<f64> {
+    let peer = Peer::start_by(&["target", way.transport.name()], lane)?;
     let took = ours::write(peer.address, mib, way)?;
     peer.finish()?;
     Ok(rate(mib, took))
@@ -220,8 +233,8 @@ fn bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
     let mut results = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..args.rounds {
         results[0].push(tcp_rate(args.mib)?);
-        results[1].push(write_rate(args.mib, IWARP)?);
-        results[2].push(write_rate(args.mib, IWARP_CRC)?);
+        results[1].push(write_rate(args.mib, IWARP, Lane::No)?);
+        results[2].push(write_rate(args.mib, IWARP_CRC, Lane::No)?);
     }
     let [raw, plain, crc] = results.map(median);
     writeln!(
@@ -238,22 +251,26 @@ fn bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
 }
 
 fn roce_bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
-    let mut results = [Vec::new(), Vec::new(), Vec::new()];
+    let mut results: [Vec<f64>; 4] = Default::default();
     for _ in 0..args.rounds {
         results[0].push(udp_rate(args.mib)?);
         results[1].push(tcp_rate(args.mib)?);
-        results[2].push(write_rate(args.mib, ROCE)?);
+        results[2].push(write_rate(args.mib, ROCE, Lane::No)?);
+        results[3].push(write_rate(args.mib, ROCE, Lane::Yes)?);
     }
-    let [udp, tcp, ours] = results.map(median);
+    let [udp, tcp, ours, lane] = results.map(median);
     writeln!(
         out,
         "1 MiB writes over RoCEv2, path MTU 4096, GB/s (median of {} rounds):
   raw UDP, offloads on          {udp:8.2}
   raw TCP, 16 x 64 KiB gathered {tcp:8.2}
-  RDMA Write                    {ours:8.2}   ratio {:.2} (UDP) {:.2} (TCP)",
+  RDMA Write over UDP           {ours:8.2}   ratio {:.2} (UDP) {:.2} (TCP)
+  RDMA Write, shared memory     {lane:8.2}   ratio {:.2} (UDP) {:.2} (TCP)",
         args.rounds,
         ours / udp,
-        ours / tcp
+        ours / tcp,
+        lane / udp,
+        lane / tcp
     )?;
     Ok(())
 }
@@ -265,7 +282,7 @@ fn latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
         let peer = Peer::start(&["raw-echo", &text])?;
         raw.add(raw::ping(peer.address, args.iterations)?);
         peer.finish()?;
-        sends.add(send_latency(args, Transport::Iwarp)?);
+        sends.add(send_latency(args, Transport::Iwarp, Lane::No)?);
     }
     writeln!(
         out,
@@ -286,7 +303,7 @@ fn latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
 fn roce_latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
     let text = args.iterations.to_string();
     let (mut connected, mut addressed) = (Latency::default(), Latency::default());
-    let mut sends = Latency::default();
+    let (mut sends, mut lane) = (Latency::default(), Latency::default());
     for _ in 0..args.rounds {
         let peer = Peer::start(&["udp-echo", &text])?;
         connected.add(udp::ping(peer.address, args.iterations, Style::Connected)?);
@@ -294,14 +311,16 @@ fn roce_latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
         let peer = Peer::start(&["udp-echo", "--addressed", &text])?;
         addressed.add(udp::ping(peer.address, args.iterations, Style::Addressed)?);
         peer.finish()?;
-        sends.add(send_latency(args, Transport::Roce)?);
+        sends.add(send_latency(args, Transport::Roce, Lane::No)?);
+        lane.add(send_latency(args, Transport::Roce, Lane::Yes)?);
     }
     writeln!(
         out,
         "8-octet half round trip over RoCEv2, us (median of {} rounds):
   raw UDP, connected      mean {:7.2}  median {:7.2}
   raw UDP, addressed      mean {:7.2}  median {:7.2}
-  Send                    mean {:7.2}  median {:7.2}   ratio of medians {:.2} (connected) {:.2} (addressed)",
+  Send over UDP           mean {:7.2}  median {:7.2}   ratio of medians {:.2} (connected) {:.2} (addressed)
+  Send, shared memory     mean {:7.2}  median {:7.2}   ratio of medians {:.2} (connected) {:.2} (addressed)",
         args.rounds,
         connected.mean(),
         connected.typical(),
@@ -310,13 +329,18 @@ fn roce_latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
         sends.mean(),
         sends.typical(),
         sends.typical() / connected.typical(),
-        sends.typical() / addressed.typical()
+        sends.typical() / addressed.typical(),
+        lane.mean(),
+        lane.typical(),
+        lane.typical() / connected.typical(),
+        lane.typical() / addressed.typical()
     )?;
     Ok(())
 }
 
-fn send_latency(args: &Args, transport: Transport) -> Outcome<Vec<Duration>> {
-    let peer = Peer::start(&["echo", transport.name(), &args.iterations.to_string()])?;
+fn send_latency(args: &Args, transport: Transport, lane: Lane) -> Outcome<Vec<Duration>> {
+    let iterations = args.iterations.to_string();
+    let peer = Peer::start_by(&["echo", transport.name(), &iterations], lane)?;
     let took = ours::ping(peer.address, args.iterations, transport)?;
     peer.finish()?;
     Ok(took)
