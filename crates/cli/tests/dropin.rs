@@ -105,6 +105,7 @@ fn the_devices_report_whose_numbers_are_asked_for() {
     assert_eq!(vendor(""), ("0x25356".into(), "0".into()));
     assert_eq!(vendor("--as mlx5"), ("0x02c9".into(), "4119".into()));
     sv("run --as nobody -- true").usage("mlx5");
+    sv("run --same-host tcp -- true").usage("memory, udp");
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn faults_are_checked_and_passed_on() {
 }
 
 /// The variables that say what a program sees, as it finds them.
-const SHOW: &str = "echo \"$SOFTVERBS_TRANSPORT|$SOFTVERBS_ADDR|$SOFTVERBS_AS|$SOFTVERBS_FAULT\"";
+const SHOW: &str = "echo \"$SOFTVERBS_TRANSPORT|$SOFTVERBS_ADDR|$SOFTVERBS_AS|$SOFTVERBS_SAME_HOST|$SOFTVERBS_FAULT\"";
 
 /// `softverbs run` in an environment.
 fn run_in(environment: &[(&str, &str)], options: &str) -> Ended {
@@ -130,19 +131,21 @@ fn options_count_more_than_the_environment_and_that_more_than_the_default() {
         ("SOFTVERBS_TRANSPORT", "iwarp"),
         ("SOFTVERBS_ADDR", "127.0.0.1,::1"),
         ("SOFTVERBS_AS", "rxe"),
+        ("SOFTVERBS_SAME_HOST", "udp"),
         ("SOFTVERBS_FAULT", "any=delay:1ms,seed=3"),
     ];
-    let inherited = "iwarp|127.0.0.1,::1|rxe|any=delay:1ms,seed=3\n";
+    let inherited = "iwarp|127.0.0.1,::1|rxe|udp|any=delay:1ms,seed=3\n";
     assert_eq!(run_in(&set, "").ok(), inherited);
-    let options = "--transport both --addr 127.0.0.1 --as softverbs --fault packet=log";
-    let chosen = "both|127.0.0.1|softverbs|packet=log\n";
+    let options =
+        "--transport both --addr 127.0.0.1 --as softverbs --same-host memory --fault packet=log";
+    let chosen = "both|127.0.0.1|softverbs|memory|packet=log\n";
     assert_eq!(run_in(&set, options).ok(), chosen);
     // One run inside another: nothing is lost.
     let nested = format!("{} run -- sh -c '{SHOW}'", env!("CARGO_BIN_EXE_softverbs"));
     assert_eq!(run_sh(options, &nested).ok(), chosen);
-    assert_eq!(run_in(&[], "").ok(), "roce|||\n");
+    assert_eq!(run_in(&[], "").ok(), "roce||||\n");
     let empty = set.map(|(name, _)| (name, ""));
-    assert_eq!(run_in(&empty, "").ok(), "roce|||\n");
+    assert_eq!(run_in(&empty, "").ok(), "roce||||\n");
 }
 
 #[test]
@@ -155,6 +158,7 @@ fn what_the_environment_says_is_checked() {
         ),
         ("SOFTVERBS_ADDR", "eth0", "SOFTVERBS_ADDR: `eth0`"),
         ("SOFTVERBS_AS", "mlx4", "SOFTVERBS_AS: \"mlx4\""),
+        ("SOFTVERBS_SAME_HOST", "tcp", "SOFTVERBS_SAME_HOST: \"tcp\""),
         ("SOFTVERBS_FAULT", "rtu=dorp", "SOFTVERBS_FAULT: `dorp`"),
         ("SOFTVERBS_FAULT", "fpdu=log", "SOFTVERBS_FAULT: `fpdu=log`"),
     ] {
@@ -441,7 +445,7 @@ fn the_environment_for_shells() {
         "eval \"$({softverbs} env --as rxe)\"; eval \"$({softverbs} env --transport both)\"; \
          {SHOW}; eval \"$({softverbs} env --as softverbs)\"; {SHOW}"
     ));
-    assert_eq!(out.ok(), "both||rxe|\nboth||softverbs|\n");
+    assert_eq!(out.ok(), "both||rxe||\nboth||softverbs||\n");
     // Every reader gets the same.
     let lines = |shell: &str| {
         let mut command = common::softverbs(&format!("env --shell {shell} --as rxe"));

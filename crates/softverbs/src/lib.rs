@@ -125,7 +125,7 @@ pub use self::mr::{Mr, Rereg};
 pub use self::mr_table::MwType;
 pub use self::mw::{Mw, MwBindInfo, inc_rkey};
 pub use self::qp::{Qp, QpAttr, QpCap, QpInitAttr};
-pub use self::roce::port::{PortOwner, RoceStatus, roce_status};
+pub use self::roce::port::{PortOwner, RoceStatus, SameHost, roce_status};
 pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};
 pub use self::srq::{Srq, SrqAttr, SrqInitAttr};
 pub use self::wr::{RecvWr, SendData, SendWr, UdAddress, Wc};

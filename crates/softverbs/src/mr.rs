@@ -261,7 +261,9 @@ impl Mr {
 
     /// Deregisters the region, whatever other handles there are: its key is then invalid, and
     /// nothing uses its memory any more. Waits for accesses in progress. Doing it again is no
-    /// error. EBUSY if a memory window is bound to it; dropping the last handle unbinds those.
+    /// error. EBUSY if a memory window is bound to it; dropping the last handle unbinds those. EBUSY,
+    /// after two seconds, if a process of this host is writing to it (over RoCE) and has been stopped
+    /// in the middle of that; dropping the last handle waits for it.
     pub fn dereg(&self) -> Result<()> {
         let mut ended = self.inner.lock_end();
         if !*ended {
@@ -275,8 +277,9 @@ impl Mr {
     /// any more, which is the application's again then, or released if it was the region's own.
     /// Work requests and peers that use the region meanwhile may fail.
     ///
-    /// EBUSY if a memory window is bound to it; EINVAL as for registering, for a protection
-    /// domain of another device, and if it was deregistered. Nothing is changed then.
+    /// EBUSY if a memory window is bound to it, or as for [`dereg`](Self::dereg); EINVAL as for
+    /// registering, for a protection domain of another device, and if it was deregistered. Nothing is
+    /// changed then.
     ///
     /// # Safety
     /// Memory of the application that is new has to satisfy the contract of

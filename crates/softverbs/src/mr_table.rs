@@ -25,6 +25,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use softverbs_proto::memory::{Access, MemoryFault};
 use softverbs_wire::num::{Lkey, Rkey};
@@ -37,7 +38,7 @@ pub use self::window::MwType;
 use self::window::Windows;
 use crate::device::limits::MAX_MR;
 use crate::error::{Error, Result};
-use crate::roce::port::end_grants;
+use crate::roce::port::{end_grants, end_grants_to};
 
 /// Bits of a key that are the nonce; the others are the slot index.
 const NONCE_BITS: u32 = 12;
@@ -50,6 +51,9 @@ const REST: usize = 1024;
 /// before it.
 const FIRST_BUCKET: u32 = 64;
 const BUCKETS: usize = 1 + (MAX_MR / FIRST_BUCKET).ilog2() as usize;
+
+/// So long a process of this host is waited for that is stopped while it writes to a region.
+const STOPPED: Duration = Duration::from_secs(2);
 
 /// So many keys are found without deciphering them, more or less.
 const HINTS: usize = 1024;
@@ -210,9 +214,15 @@ impl MrTable {
         Ok(())
     }
 
-    /// Makes the key of a region invalid, so that nothing begins to use it. EBUSY, and nothing is
-    /// changed, if a window is bound to the region.
+    /// Makes the key of a region invalid, so that nothing begins to use it, and other processes of this
+    /// host do not go on to. EBUSY, and nothing is changed, if a window is bound to the region, or if one
+    /// of those processes is stopped while it writes.
     fn end(&self, key: u32) -> Result<&Slot> {
+        if !end_grants_to(key, STOPPED) {
+            return Err(Error::Busy {
+                what: "memory region: a process that is stopped is writing to it",
+            });
+        }
         // Nobody binds a window to it meanwhile.
         let windows = self.windows.write();
         if windows.values().any(|window| window.shows(key)) {
@@ -226,8 +236,8 @@ impl MrTable {
             .filter(|slot| slot.disable(key))
             .ok_or(Error::Memory(MemoryFault::InvalidKey))?;
         drop(windows);
-        // Nor goes on to do so that has no pin.
-        end_grants();
+        // What was granted a moment ago only, by a write that came before.
+        while !end_grants_to(key, STOPPED) {}
         Ok(slot)
     }
 

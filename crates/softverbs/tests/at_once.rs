@@ -45,6 +45,7 @@ fn child() {
     let end = equip(&setup(), channel.clone(), request.id().clone());
     drop(request);
     let target = Guarded::new(&end.pd, LEN, true, ALL);
+    assert!(target.is_zero());
     let mut private_data = target.mr.addr().to_be_bytes().to_vec();
     private_data.extend(target.mr.rkey().get().to_be_bytes());
     let param = ConnParam {
@@ -54,7 +55,15 @@ fn child() {
     end.id.accept(&param).unwrap();
     drop(expect(&channel, EventKind::Established));
     // From here on it reads its memory, and nothing else.
-    let number = || target.word();
+    let number = || {
+        loop {
+            // It may be written while it is read.
+            let (one, other) = (target.word(), target.word());
+            if one == other {
+                return one;
+            }
+        }
+    };
     let begin = Instant::now();
     while number() < MANY {
         assert!(begin.elapsed() < PATIENCE, "{} writes", number());
@@ -82,6 +91,10 @@ fn child() {
         _ => panic!("{role}"),
     }
     if role != "stays" && role != "waits to be killed" {
+        if role != "deregisters" {
+            // What had begun before is finished soon.
+            std::thread::sleep(Duration::from_millis(50));
+        }
         let before = number();
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(number(), before, "written to afterwards");

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use softverbs::fault::Plan;
-use softverbs::{Identity, Transport};
+use softverbs::{Identity, SameHost, Transport};
 
 use super::parse_fault;
 
@@ -81,7 +81,8 @@ pub(crate) struct DoctorArgs {
 }
 
 /// What the program is to see. What is not given is as in the environment, if it says something
-/// there: SOFTVERBS_TRANSPORT, SOFTVERBS_ADDR, SOFTVERBS_AS, SOFTVERBS_FAULT.
+/// there: SOFTVERBS_TRANSPORT, SOFTVERBS_ADDR, SOFTVERBS_AS, SOFTVERBS_SAME_HOST,
+/// SOFTVERBS_FAULT.
 #[derive(Debug, Args)]
 pub(crate) struct ChoiceArgs {
     /// Which devices there are, and what the RDMA CM uses: `both` lists the devices of both
@@ -98,6 +99,11 @@ pub(crate) struct ChoiceArgs {
     /// by them [default: $SOFTVERBS_AS, or softverbs]
     #[arg(long = "as", value_name = "NAME", value_parser = identity())]
     pub(crate) identity: Option<Identity>,
+
+    /// What RoCEv2 packets go by between processes of this host: `memory` that they share, or `udp`,
+    /// where others can see them [default: $SOFTVERBS_SAME_HOST, or memory]
+    #[arg(long, value_name = "WAY", value_parser = same_host())]
+    pub(crate) same_host: Option<SameHost>,
 
     /// Disturb the traffic: for example `rtu:first=drop` or `packet:1%=drop,seed=7`; see
     /// docs/faults.md [default: $SOFTVERBS_FAULT, or nothing]
@@ -146,6 +152,11 @@ impl DropInTransport {
 
 fn identity() -> impl TypedValueParser<Value = Identity> {
     PossibleValuesParser::new(Identity::ALL.map(Identity::name))
+        .map(|name| name.parse().unwrap_or_default())
+}
+
+fn same_host() -> impl TypedValueParser<Value = SameHost> {
+    PossibleValuesParser::new(SameHost::ALL.map(SameHost::name))
         .map(|name| name.parse().unwrap_or_default())
 }
 

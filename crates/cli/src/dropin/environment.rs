@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use softverbs::fault::{self, LogTo, Plan};
-use softverbs::{Device, Identity};
+use softverbs::{Device, Identity, SameHost};
 
 use super::Library;
 use crate::args::{ChoiceArgs, DropInTransport, ShellArg};
@@ -33,6 +33,7 @@ struct Choice {
     transport: DropInTransport,
     addresses: Vec<IpAddr>,
     identity: Option<Identity>,
+    same_host: Option<SameHost>,
     fault: Option<Plan>,
 }
 
@@ -54,6 +55,10 @@ impl Choice {
             (None, Some(name)) => Some(name.parse().map_err(usage)?),
             (identity, _) => identity,
         };
+        let same_host = match (args.same_host, variable(SameHost::VARIABLE)?) {
+            (None, Some(name)) => Some(name.parse().map_err(usage)?),
+            (same_host, _) => same_host,
+        };
         let (fault, source) = match (&args.fault, variable(fault::VARIABLE)?) {
             (None, Some(spec)) => {
                 let plan = Plan::parse(&spec);
@@ -71,6 +76,7 @@ impl Choice {
             transport,
             addresses,
             identity,
+            same_host,
             fault,
         })
     }
@@ -130,6 +136,10 @@ impl Environment {
                 Some(addresses.join(",")).filter(|text| !text.is_empty()),
             ),
             (IDENTITY, choice.identity.map(|name| name.name().to_owned())),
+            (
+                SameHost::VARIABLE,
+                choice.same_host.map(|way| way.name().to_owned()),
+            ),
             (
                 fault::VARIABLE,
                 choice.fault.as_ref().map(ToString::to_string),

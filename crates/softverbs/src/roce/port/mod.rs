@@ -64,7 +64,8 @@ use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
 use self::held::Held;
 use self::lane::Lanes;
-pub(crate) use self::lane::{Grantor, MOST_AT_ONCE, end_grants};
+pub use self::lane::SameHost;
+pub(crate) use self::lane::{Grantor, MOST_AT_ONCE, end_grants, end_grants_to};
 use self::multicast::Groups;
 use self::presence::Presence;
 pub(crate) use self::presence::Whereabouts;
@@ -166,6 +167,7 @@ impl Port {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             return Err(Error::os("bind", errno));
         }
+        let lanes = Lanes::new()?;
         let (home, mut lock) = folder.take_slot()?;
         let owner = SlotOwner {
             port_v4: v4.as_ref().map_or(0, |sock| sock.port),
@@ -192,7 +194,7 @@ impl Port {
             qpns: Mutex::new(qpns),
             socks: [const { OnceLock::new() }; 4],
             relay,
-            lanes: Lanes::new(),
+            lanes,
             public: Default::default(),
             timer: OnceLock::new(),
             touched: Mutex::new(engine.now()),
@@ -458,8 +460,6 @@ impl Port {
                 put("datagrams without checksum", sock.no_checksum);
             }
         }
-        let what = "shared memory between processes";
-        list.push((what.to_owned(), self.lanes.are_on()));
         list
     }
 }

@@ -64,8 +64,10 @@ pub(super) struct Board {
     proof: Line<AtomicU64>,
     /// How many grants there are.
     count: Line<AtomicU32>,
-    /// The serial of the grant that the sender writes by.
+    /// The serial of the grant that the sender writes by; 0: it does not write.
     writer: Line<AtomicU64>,
+    /// The key of it.
+    writes_to: Line<AtomicU32>,
     grants: [Line<Entry>; GRANTS],
 }
 
@@ -74,6 +76,7 @@ pub(super) struct Board {
 pub(super) struct Found {
     index: usize,
     serial: u64,
+    rkey: u32,
     /// Where to write, in the receiver's process.
     pub(super) place: u64,
 }
@@ -107,7 +110,7 @@ impl Board {
         self.read(|known| known == granted).is_some()
     }
 
-    /// Ends all grants. A write that has begun may still go on: see [`is_written`](Self::is_written).
+    /// Ends all grants. A write that has begun may still go on: see [`written`](Self::written).
     pub(super) fn end(&self) {
         self.count.0.store(0, Ordering::SeqCst);
         for Line(entry) in &self.grants {
@@ -116,9 +119,10 @@ impl Board {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the sender is writing.
-    pub(super) fn is_written(&self) -> bool {
-        self.writer.0.load(Ordering::SeqCst) != 0
+    /// The key of the region that the sender is writing to, if it is.
+    pub(super) fn written(&self) -> Option<u32> {
+        let writes = self.writer.0.load(Ordering::SeqCst) != 0;
+        writes.then(|| self.writes_to.0.load(Ordering::Relaxed))
     }
 }
 
@@ -145,6 +149,7 @@ impl Board {
         Some(Found {
             index,
             serial,
+            rkey,
             place,
         })
     }
@@ -166,8 +171,9 @@ impl Board {
 
     /// Begins a write. False if the grant has ended since it was found.
     pub(super) fn enter(&self, found: &Found) -> bool {
+        self.writes_to.0.store(found.rkey, Ordering::Relaxed);
         self.writer.0.store(found.serial, Ordering::SeqCst);
-        // The other side: `end`, then `is_written`. What was read of the grant is of this serial, too.
+        // The other side: `end`, then `written`. What was read of the grant is of this serial, too.
         fence(Ordering::SeqCst);
         let serial = &self.grants[found.index].0.serial;
         let still = serial.load(Ordering::SeqCst) == found.serial;
@@ -206,6 +212,7 @@ mod tests {
             proof: Line(AtomicU64::new(0)),
             count: Line(AtomicU32::new(0)),
             writer: Line(AtomicU64::new(0)),
+            writes_to: Line(AtomicU32::new(0)),
             grants: [entry(), entry(), entry(), entry()],
         }
     }
@@ -265,11 +272,12 @@ mod tests {
         let board = board();
         assert!(board.grant(1, &GRANTED));
         let found = board.find(7, 0x1234, 1000, 8).unwrap();
-        assert!(board.enter(&found) && board.is_written());
+        assert!(board.enter(&found));
+        assert_eq!(board.written(), Some(0x1234));
         board.leave();
-        assert!(!board.is_written());
+        assert_eq!(board.written(), None);
         board.end();
-        assert!(!board.enter(&found) && !board.is_written());
+        assert!(!board.enter(&found) && board.written().is_none());
         // The same place again, but another grant.
         assert!(board.grant(2, &GRANTED));
         assert!(!board.enter(&found));
@@ -299,7 +307,7 @@ mod tests {
                 valid.store(true, Ordering::SeqCst);
                 assert!(board.grant(serial, &GRANTED));
                 board.end();
-                while board.is_written() {
+                while board.written().is_some() {
                     std::hint::spin_loop();
                 }
                 valid.store(false, Ordering::SeqCst);

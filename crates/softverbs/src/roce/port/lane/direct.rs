@@ -11,8 +11,8 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
@@ -26,6 +26,7 @@ use super::super::counters::add;
 use super::board::{Granted, Process};
 use super::inward::InLane;
 use super::outward::OutLane;
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::mr_table::{Domain, MrTable};
 use crate::per_process::PerProcess;
@@ -34,6 +35,8 @@ use crate::per_process::PerProcess;
 pub(crate) const MOST: usize = 4096;
 /// A write that has begun is over soon: so often it is looked at before others get the core.
 const SPINS: u32 = 1000;
+/// Longer than any write takes whose process is not stopped, mostly.
+const MOMENT: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 
 /// Whether a sender may place writes itself.
@@ -47,43 +50,74 @@ pub(super) enum Reach {
     No,
 }
 
-/// The lanes of this process whose senders have grants.
+/// The lanes of this process whose senders have grants, or are still writing by one that has ended.
 #[derive(Default)]
 struct Granting(Mutex<Vec<Arc<InLane>>>);
 
 static GRANTING: PerProcess<Granting> = PerProcess::new();
 
-/// Ends all grants: nobody but this process's own threads writes to its memory when this returns,
-/// until something is granted again. To be called behind what ends the right to it.
-///
-/// Waits for writes that have begun, which take no longer than a copy, unless somebody stops a sender
-/// in the middle of one.
+impl Granting {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<InLane>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all grants, and returns the lanes whose senders are still writing.
+    fn end(&self) -> Vec<Arc<InLane>> {
+        let mut lanes = self.lock();
+        lanes.retain(|lane| {
+            lane.ring.board().end();
+            lane.ring.board().written().is_some()
+        });
+        lanes.clone()
+    }
+}
+
+/// Ends all grants: no write begins any more by one that there was. To be called behind what ends the
+/// right to it. What has begun is finished a moment later, for which the application's threads wait
+/// unless it is long.
 pub(crate) fn end_grants() {
+    if let Some(granting) = GRANTING.existing() {
+        let writing = granting.end();
+        if !Engine::is_own_thread() {
+            wait(writing, |_| true, MOMENT);
+        }
+    }
+}
+
+/// The same, and waits until nobody writes to the region with this key. False if that takes longer than
+/// `patience`: a write takes no longer than a copy, but somebody may have stopped the writing process in
+/// the middle of one.
+pub(crate) fn end_grants_to(key: u32, patience: Duration) -> bool {
     let Some(granting) = GRANTING.existing() else {
-        return;
+        return true;
     };
-    // To the end: whoever comes meanwhile waits for what was not ended by himself, too.
-    let mut lanes = granting.0.lock().unwrap_or_else(PoisonError::into_inner);
-    for lane in lanes.drain(..) {
-        lane.end_grants();
+    wait(granting.end(), |written| written == key, patience)
+}
+
+/// Waits for those that write to such keys. Whether they have finished.
+fn wait(mut writing: Vec<Arc<InLane>>, counts: impl Fn(u32) -> bool, patience: Duration) -> bool {
+    let mut spins = 0_u32;
+    let begin = Instant::now();
+    loop {
+        writing.retain(|lane| {
+            let written = lane.ring.board().written();
+            written.is_some_and(&counts) && !lane.sender_has_gone()
+        });
+        if writing.is_empty() {
+            return true;
+        }
+        spins += 1;
+        if spins < SPINS {
+            std::hint::spin_loop();
+        } else if begin.elapsed() < patience {
+            std::thread::sleep(NAP);
+        } else {
+            return false;
+        }
     }
 }
 
 impl InLane {
-    fn end_grants(&self) {
-        let board = self.ring.board();
-        board.end();
-        let mut spins = 0;
-        while board.is_written() && !self.sender_has_gone() {
-            spins += 1;
-            if spins < SPINS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(NAP);
-            }
-        }
-    }
-
     fn sender_has_gone(&self) -> bool {
         let mut fds = [PollFd::new(self.bell.fd(), PollFlags::empty())];
         let polled = poll(&mut fds, PollTimeout::ZERO);
@@ -126,7 +160,7 @@ impl Grantor<'_> {
             return false;
         };
         let board = self.0.ring.board();
-        let mut lanes = granting.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = granting.lock();
         if board.has(&granted) {
             return true;
         }
@@ -149,7 +183,7 @@ impl Grantor<'_> {
 /// A lane goes.
 pub(super) fn forget(lane: &Arc<InLane>) {
     if let Some(granting) = GRANTING.existing() {
-        let mut lanes = granting.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = granting.lock();
         lanes.retain(|known| !Arc::ptr_eq(known, lane));
     }
 }
@@ -249,5 +283,81 @@ impl Port {
             add(&self.counters.at_once, 1);
         }
         placed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::{self, Octets};
+    use super::*;
+    use crate::{Context, Transport};
+
+    const LEN: usize = 64;
+
+    #[test]
+    fn who_has_a_grant_writes_and_who_ends_it_waits() {
+        let (_folder, one, other) = tests::traffic::two_ports();
+        let (qpn, _got) = tests::queue_pair(other);
+        let path = SendPath::new(tests::V4, tests::V4, qpn);
+        tests::wait_until("a lane", || {
+            let packets = Octets(vec![tests::packet(qpn, 1, 8)]);
+            one.send_packets(&packets, &path);
+            one.counters().lane_out > 0
+        });
+        let inward = Arc::clone(&other.lanes.inward.read().unwrap()[0]);
+        let outward = one.lanes.outward().pop().unwrap();
+        let devices = crate::devices().unwrap();
+        let device = devices.iter().find(|of| of.transport() == Transport::Roce);
+        let context = Context::shared(device.unwrap()).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let both = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = pd.alloc_mr(LEN, both).unwrap();
+        let (key, addr) = (mr.rkey().get(), mr.addr());
+        let regions = &context.inner().regions;
+        let domain = Domain {
+            pd: pd.id(),
+            qp: qpn.get(),
+        };
+        let grantor = Grantor(&inward);
+        let grant = |key, domain| grantor.grant(regions, domain, qpn, Rkey::new(key));
+        // Other tests of this process end grants, too.
+        tests::wait_until("a write", || {
+            grant(key, domain) && outward.place(qpn.get(), key, addr + 8, &7_u64.to_ne_bytes())
+        });
+        let read = || {
+            let mut octets = [0; LEN];
+            mr.copy_out(0, &mut octets).unwrap();
+            octets
+        };
+        let mut wanted = [0; LEN];
+        wanted[8..16].copy_from_slice(&7_u64.to_ne_bytes());
+        assert_eq!(read(), wanted);
+        assert!(!outward.place(qpn.get(), key, addr + 60, &[1; 8]), "beyond");
+        assert!(!outward.place(qpn.get() + 1, key, addr, &[1; 8]), "another");
+        assert!(!outward.place(qpn.get(), key + 1, addr, &[1; 8]), "another");
+        let others = Domain {
+            pd: domain.pd + 1,
+            ..domain
+        };
+        assert!(!grant(key, others), "another domain");
+        let unwritable = pd.alloc_mr(LEN, Access::LOCAL_WRITE).unwrap();
+        let other_key = unwritable.rkey().get();
+        assert!(!grant(other_key, domain), "no right to write");
+
+        // A writer that is stopped between its look at the grant and the end of its write.
+        let board = outward.ring.board();
+        tests::wait_until("a writer", || {
+            let found = board.find(qpn.get(), key, addr, 8);
+            grant(key, domain) && found.is_some_and(|found| board.enter(&found))
+        });
+        assert!(!end_grants_to(key, Duration::from_millis(10)));
+        assert!(end_grants_to(other_key, Duration::from_millis(10)));
+        end_grants();
+        assert!(mr.dereg().is_err(), "it is being written to");
+        assert_eq!(read(), wanted, "nothing has changed");
+        board.leave();
+        mr.dereg().unwrap();
+        assert!(!grant(key, domain), "it has gone");
+        assert!(!outward.place(qpn.get(), key, addr, &[1; 8]));
     }
 }

@@ -18,9 +18,9 @@ mod direct;
 mod inward;
 mod outward;
 mod ring;
+mod same_host;
 
 use std::collections::HashMap;
-use std::env;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -33,20 +33,20 @@ use std::time::Duration;
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 
-pub(crate) use self::direct::{Grantor, MOST as MOST_AT_ONCE, end_grants};
+pub(crate) use self::direct::{Grantor, MOST as MOST_AT_ONCE, end_grants, end_grants_to};
 use self::inward::InLane;
 pub(super) use self::inward::LaneRun;
 use self::outward::OutLane;
 pub(super) use self::outward::PathLane;
 #[cfg(test)]
 pub(super) use self::ring::SLOTS;
+pub use self::same_host::SameHost;
 use super::Port;
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Lookout};
+use crate::error::Result;
 use crate::fault;
 
-/// The environment variable; `udp` leaves everything to the sockets.
-const VARIABLE: &str = "SOFTVERBS_SAME_HOST";
 /// Lanes of each direction at most: each takes a descriptor and half a MiB.
 const MOST: usize = 64;
 /// A receiver that takes nothing for so long, though the ring is full, is not waited for: packets of an
@@ -56,7 +56,7 @@ const STUCK: Duration = Duration::from_millis(20);
 /// The lanes of a process.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    off: bool,
+    way: SameHost,
     /// By the slot of the process that they lead to.
     outward: RwLock<HashMap<u16, Arc<OutLane>>>,
     inward: RwLock<Vec<Arc<InLane>>>,
@@ -74,21 +74,16 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new() -> Self {
-        Self {
-            off: env::var_os(VARIABLE).is_some_and(|value| value == "udp"),
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            way: SameHost::of_environment()?,
             ..Self::default()
-        }
-    }
-
-    /// Whether they are used, but for a plan of `fault`.
-    pub(super) const fn are_on(&self) -> bool {
-        !self.off
+        })
     }
 
     /// Whether packets may take a lane now.
     fn allowed(&self) -> bool {
-        self.are_on() && !fault::armed()
+        self.way == SameHost::Memory && !fault::armed()
     }
 
     /// How many lanes there are: to others, from others.

@@ -3,7 +3,7 @@
 mod lanes;
 mod processes;
 mod speed;
-mod traffic;
+pub(super) mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use softverbs_wire::num::{Psn, Qpn};
 use super::send::{Buffer, Packets};
 use super::*;
 
-const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(super) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
 /// A folder that goes with its test.
@@ -52,7 +52,7 @@ fn free_port() -> u16 {
 }
 
 /// Packets that exist as octets, without the ICRC.
-struct Octets(Vec<Vec<u8>>);
+pub(super) struct Octets(pub(super) Vec<Vec<u8>>);
 
 impl Packets for Octets {
     fn count(&self) -> usize {
@@ -70,7 +70,7 @@ impl Packets for Octets {
 }
 
 /// A packet of UC, without the ICRC. The payload is made from the number.
-fn packet(to: Qpn, psn: u32, payload_len: usize) -> Vec<u8> {
+pub(super) fn packet(to: Qpn, psn: u32, payload_len: usize) -> Vec<u8> {
     let bth = Bth::new(Opcode::UC_SEND_ONLY, to, Psn::new(psn));
     let mut octets = Vec::new();
     Headers::new(bth).append_to(&mut octets);
@@ -85,7 +85,7 @@ fn payload_octet(psn: u32, at: usize) -> u8 {
 
 /// What a queue pair got.
 #[derive(Default)]
-struct Got {
+pub(super) struct Got {
     packets: Mutex<Vec<(u32, usize, ReceivedFrom)>>,
     bursts: AtomicU32,
 }
@@ -132,7 +132,7 @@ impl GsiSink for Mads {
 }
 
 /// A queue pair of a port.
-fn queue_pair(port: &Port) -> (Qpn, Arc<Got>) {
+pub(super) fn queue_pair(port: &Port) -> (Qpn, Arc<Got>) {
     let got = Arc::new(Got::default());
     let qpn = port.alloc_qpn().unwrap();
     let sink: Weak<Got> = Arc::downgrade(&got);
@@ -142,7 +142,7 @@ fn queue_pair(port: &Port) -> (Qpn, Arc<Got>) {
 
 /// Waits for something that another thread does.
 #[track_caller]
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub(super) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(20), "{what}");

@@ -9,7 +9,7 @@ use softverbs_wire::num::{CommId, TransactionId};
 use super::super::send::{Ends, gather};
 use super::*;
 
-pub(super) fn two_ports() -> (TempFolder, &'static Port, &'static Port) {
+pub(in super::super) fn two_ports() -> (TempFolder, &'static Port, &'static Port) {
     let folder = TempFolder::new();
     let public = free_port();
     let one = Port::new_for_test(folder.path(), public).unwrap();

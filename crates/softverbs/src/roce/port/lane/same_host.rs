@@ -1,0 +1,74 @@
+//! The choice of the user.
+
+use std::env::{self, VarError};
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// Name of the variable that chooses.
+const VARIABLE: &str = "SOFTVERBS_SAME_HOST";
+
+/// What RoCEv2 packets go by between processes of one user on one host. The environment variable
+/// `SOFTVERBS_SAME_HOST` chooses, for what a process sends and for what others send it; something else
+/// than a name there makes every use of RoCEv2 fail with EINVAL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SameHost {
+    /// Shared memory, once there is enough of it to be worth it. Nothing is to be seen of that on the
+    /// loopback interface.
+    #[default]
+    Memory,
+    /// UDP, as to other hosts.
+    Udp,
+}
+
+impl SameHost {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Memory, Self::Udp];
+
+    /// The variable.
+    pub const VARIABLE: &str = VARIABLE;
+
+    /// Its name in the variable.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// What the environment says.
+    pub(super) fn of_environment() -> Result<Self> {
+        match env::var(VARIABLE) {
+            Ok(name) if !name.trim().is_empty() => name.parse(),
+            Ok(_) | Err(VarError::NotPresent) => Ok(Self::default()),
+            Err(error) => Err(Error::invalid(VARIABLE, error.to_string())),
+        }
+    }
+}
+
+impl FromStr for SameHost {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|way| way.name() == name)
+            .ok_or_else(|| {
+                let why = format!("{name:?} is neither `memory` nor `udp`");
+                Error::invalid(VARIABLE, why)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back() {
+        for way in SameHost::ALL {
+            assert_eq!(way.name().parse(), Ok(way));
+        }
+        assert!("tcp".parse::<SameHost>().is_err());
+    }
+}
