@@ -29,6 +29,15 @@ mod manager {
     mod tests;
 }
 
+mod lane {
+    #[path = "../../../softverbs/src/roce/port/lane/board.rs"]
+    mod board;
+    #[cfg(test)]
+    mod tests;
+    #[path = "../../../softverbs/src/roce/port/lane/wake.rs"]
+    mod wake;
+}
+
 mod queue_pair {
     #[path = "../../../softverbs/src/qp/left.rs"]
     mod left;

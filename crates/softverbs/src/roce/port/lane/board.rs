@@ -5,14 +5,18 @@
 //! receiver's memory as its own process addresses it. The receiver ends its grants before anything
 //! that they rest on changes, and waits for a write that has begun. Both sides write down what they do
 //! before they look at what the other does (as in a hazard pointer): either the sender sees that a grant
-//! has ended, or the receiver sees that it writes.
+//! has ended, or the receiver sees that it writes. `crates/models` takes this file through every
+//! interleaving.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
-use super::ring::Line;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Grants of a lane at most.
-const GRANTS: usize = 4;
+pub(super) const GRANTS: usize = 4;
+
+/// A cache line of its own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Line<T>(pub(super) T);
 
 /// The receiver, by its process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +59,14 @@ struct Entry {
     base: AtomicU64,
 }
 
+#[cfg(test)]
+impl Found {
+    #[allow(dead_code, reason = "for the models")]
+    pub(super) const fn serial(&self) -> u64 {
+        self.serial
+    }
+}
+
 /// A part of a lane's first page.
 #[repr(C)]
 #[derive(Debug)]
@@ -79,6 +91,32 @@ pub(super) struct Found {
     rkey: u32,
     /// Where to write, in the receiver's process.
     pub(super) place: u64,
+}
+
+impl Board {
+    /// An empty one, as a new file of zeros has it.
+    #[cfg(test)]
+    pub(super) fn new() -> Self {
+        let entry = |_| {
+            Line(Entry {
+                serial: AtomicU64::new(0),
+                qpn: AtomicU32::new(0),
+                rkey: AtomicU32::new(0),
+                addr: AtomicU64::new(0),
+                len: AtomicU64::new(0),
+                base: AtomicU64::new(0),
+            })
+        };
+        Self {
+            pid: Line(AtomicU32::new(0)),
+            proof_at: Line(AtomicU64::new(0)),
+            proof: Line(AtomicU64::new(0)),
+            count: Line(AtomicU32::new(0)),
+            writer: Line(AtomicU64::new(0)),
+            writes_to: Line(AtomicU32::new(0)),
+            grants: std::array::from_fn(entry),
+        }
+    }
 }
 
 /// The receiver's side.
@@ -186,133 +224,5 @@ impl Board {
     /// The write is over.
     pub(super) fn leave(&self) {
         self.writer.0.store(0, Ordering::SeqCst);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicBool;
-
-    use super::*;
-
-    fn board() -> Board {
-        let entry = || {
-            Line(Entry {
-                serial: AtomicU64::new(0),
-                qpn: AtomicU32::new(0),
-                rkey: AtomicU32::new(0),
-                addr: AtomicU64::new(0),
-                len: AtomicU64::new(0),
-                base: AtomicU64::new(0),
-            })
-        };
-        Board {
-            pid: Line(AtomicU32::new(0)),
-            proof_at: Line(AtomicU64::new(0)),
-            proof: Line(AtomicU64::new(0)),
-            count: Line(AtomicU32::new(0)),
-            writer: Line(AtomicU64::new(0)),
-            writes_to: Line(AtomicU32::new(0)),
-            grants: [entry(), entry(), entry(), entry()],
-        }
-    }
-
-    const GRANTED: Granted = Granted {
-        qpn: 7,
-        rkey: 0x1234,
-        addr: 1000,
-        len: 100,
-        base: 0x5000,
-    };
-
-    #[test]
-    fn only_what_is_granted_is_found() {
-        let board = board();
-        assert!(!board.has_any() && board.find(7, 0x1234, 1000, 8).is_none());
-        assert!(board.grant(1, &GRANTED));
-        assert!(board.has_any() && board.has(&GRANTED));
-        let place = |qpn, rkey, addr, len| {
-            let found = board.find(qpn, rkey, addr, len);
-            found.map(|found| found.place)
-        };
-        assert_eq!(place(7, 0x1234, 1000, 100), Some(0x5000));
-        assert_eq!(place(7, 0x1234, 1099, 1), Some(0x5000 + 99));
-        for (qpn, rkey, addr, len) in [
-            (8, 0x1234, 1000, 8),
-            (7, 0x1235, 1000, 8),
-            (7, 0x1234, 999, 8),
-            (7, 0x1234, 1000, 101),
-            (7, 0x1234, 1099, 2),
-            (7, 0x1234, 1101, 0),
-            (7, 0x1234, u64::MAX, 1),
-            (7, 0x1234, 1000, u64::MAX),
-        ] {
-            assert_eq!(
-                place(qpn, rkey, addr, len),
-                None,
-                "{qpn} {rkey} {addr} {len}"
-            );
-        }
-    }
-
-    #[test]
-    fn there_are_enough_grants_some_time() {
-        let board = board();
-        for serial in 1..=GRANTS as u64 {
-            assert!(board.grant(serial, &GRANTED));
-        }
-        assert!(!board.grant(99, &GRANTED));
-        board.end();
-        assert!(!board.has_any() && board.find(7, 0x1234, 1000, 8).is_none());
-        assert!(board.grant(100, &GRANTED));
-    }
-
-    #[test]
-    fn what_has_ended_is_not_entered() {
-        let board = board();
-        assert!(board.grant(1, &GRANTED));
-        let found = board.find(7, 0x1234, 1000, 8).unwrap();
-        assert!(board.enter(&found));
-        assert_eq!(board.written(), Some(0x1234));
-        board.leave();
-        assert_eq!(board.written(), None);
-        board.end();
-        assert!(!board.enter(&found) && board.written().is_none());
-        // The same place again, but another grant.
-        assert!(board.grant(2, &GRANTED));
-        assert!(!board.enter(&found));
-    }
-
-    /// After `end`, and when nobody writes, nobody will.
-    #[test]
-    fn who_ends_grants_is_safe() {
-        let (board, valid, done) = (board(), AtomicBool::new(false), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    if let Some(found) = board.find(7, 0x1234, 1000, 8)
-                        && board.enter(&found)
-                    {
-                        let is_valid = valid.load(Ordering::SeqCst);
-                        done.fetch_or(!is_valid, Ordering::Relaxed);
-                        board.leave();
-                        assert!(is_valid, "written after the end");
-                    }
-                }
-            });
-            for serial in 1..50_000 {
-                if done.load(Ordering::Relaxed) {
-                    break;
-                }
-                valid.store(true, Ordering::SeqCst);
-                assert!(board.grant(serial, &GRANTED));
-                board.end();
-                while board.written().is_some() {
-                    std::hint::spin_loop();
-                }
-                valid.store(false, Ordering::SeqCst);
-            }
-            done.store(true, Ordering::Relaxed);
-        });
     }
 }

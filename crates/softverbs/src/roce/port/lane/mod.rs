@@ -19,6 +19,9 @@ mod inward;
 mod outward;
 mod ring;
 mod same_host;
+#[cfg(test)]
+mod tests;
+mod wake;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

@@ -16,7 +16,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -24,7 +24,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
-use super::board::Board;
+use super::board::{Board, Line};
+use super::wake::Wish;
 
 /// Packets that are under way at most; a power of two.
 pub(in super::super) const SLOTS: u64 = 128;
@@ -48,11 +49,6 @@ const ACCEPTED: u32 = 1;
 /// The receiver does not look, or not any more.
 const CLOSED: u32 = 2;
 
-/// A cache line of its own.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub(super) struct Line<T>(pub(super) T);
-
 /// The first page.
 #[repr(C)]
 #[derive(Debug)]
@@ -62,9 +58,9 @@ struct Front {
     /// What the receiver has made of the offer.
     state: Line<AtomicU32>,
     /// The receiver sleeps: the next packet is to wake it.
-    asleep: Line<AtomicU32>,
+    asleep: Line<Wish>,
     /// The sender waits until there is room.
-    wants_room: Line<AtomicU32>,
+    wants_room: Line<Wish>,
     board: Board,
 }
 
@@ -264,31 +260,24 @@ impl Ring {
 
     /// After packets were put in: whether the receiver is to be woken.
     pub(super) fn must_wake(&self) -> bool {
-        // Either this sees that it sleeps, or it sees the packets when it looks again before it does.
-        fence(Ordering::SeqCst);
-        let asleep = &self.front().asleep.0;
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::SeqCst) != 0
+        self.front().asleep.0.take()
     }
 
     /// The receiver is about to sleep until it is woken. Whether it may: otherwise there are packets.
     pub(super) fn sleep(&self, place: u64) -> bool {
-        self.front().asleep.0.store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.front().asleep.0.make();
         !self.is_ready(place)
     }
 
     /// The sender waits until it is woken. Whether it may: otherwise there is room.
     pub(super) fn want_room(&self) -> bool {
-        self.front().wants_room.0.store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.front().wants_room.0.make();
         !self.has_room()
     }
 
     /// After packets were taken out: whether the sender is to be woken.
     pub(super) fn must_offer_room(&self) -> bool {
-        fence(Ordering::SeqCst);
-        let wants = &self.front().wants_room.0;
-        wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::SeqCst) != 0
+        self.front().wants_room.0.take()
     }
 
     /// Whether there is a packet at the receiver's place.
