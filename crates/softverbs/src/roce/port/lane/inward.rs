@@ -374,3 +374,116 @@ impl Source for Served {
         !lane.bell.hush() || lane.is_ready() && !lane.polled.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use softverbs_wire::ib::Packet;
+
+    use super::super::super::tests::{self, Octets};
+    use super::super::ring::{MAX_PACKET, Put, SLOTS};
+    use super::*;
+    use crate::roce::port::{PacketMeta, PacketSink, SendPath};
+
+    /// Octets as they come from a generator of pseudo-random numbers.
+    struct Noise(u64);
+
+    impl Noise {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        fn fill(&mut self, octets: &mut [u8]) {
+            for chunk in octets.chunks_mut(8) {
+                let word = self.next().to_ne_bytes();
+                chunk.copy_from_slice(&word[..chunk.len()]);
+            }
+        }
+
+        fn meta(&mut self) -> Meta {
+            let mut octets = [0; 44];
+            self.fill(&mut octets);
+            let [len, flags, source_port] =
+                [0, 2, 4].map(|at| u16::from_ne_bytes([octets[at], octets[at + 1]]));
+            let (mut local, mut remote) = ([0; 16], [0; 16]);
+            local.copy_from_slice(&octets[12..28]);
+            remote.copy_from_slice(&octets[28..44]);
+            Meta {
+                len: if octets[6] % 4 == 0 { len } else { len % 100 },
+                family: octets[7] % 8,
+                traffic_class: octets[8],
+                source_port,
+                flags,
+                interface: 0,
+                local,
+                remote,
+            }
+        }
+    }
+
+    /// Takes whatever comes.
+    struct Anything;
+
+    impl PacketSink for Anything {
+        fn packet(&self, _: Time, packet: &Packet<'_>, _: &PacketMeta, _: &ReceivedFrom) {
+            assert!(packet.payload.len() <= MAX_PACKET);
+        }
+
+        fn burst_end(&self) {}
+    }
+
+    /// Whoever offers a lane may be another version of this library, or none: what it puts in is checked
+    /// as if it came from a network, and other lanes go on.
+    #[test]
+    fn what_is_no_packet_does_no_harm() {
+        let (_folder, one, other) = tests::traffic::two_ports();
+        let (qpn, got) = tests::queue_pair(other);
+        let anything = Arc::new(Anything);
+        let victim = other.alloc_qpn().unwrap();
+        let sink: Weak<Anything> = Arc::downgrade(&anything);
+        other.register(victim, sink);
+        let (ring, file) = Ring::create().unwrap();
+        let (bell, theirs) = Bell::pair().unwrap();
+        other.accept_lane(file, theirs);
+        assert!(ring.is_accepted());
+        let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+        for _ in 0..200 {
+            for _ in 0..SLOTS {
+                let meta = noise.meta();
+                let to_us = noise.next().is_multiple_of(2);
+                let put = ring.put(meta, |octets| {
+                    noise.fill(octets);
+                    // The queue pair that a packet names.
+                    if let Some(dest) = octets.get_mut(5..8).filter(|_| to_us) {
+                        dest.copy_from_slice(&victim.get().to_be_bytes()[1..]);
+                    }
+                    Ok::<_, ()>(())
+                });
+                assert_eq!(put, Put::Done);
+            }
+            tests::wait_until("room", || {
+                other.poll(other.engine);
+                ring.has_room()
+            });
+        }
+        let counters = other.counters();
+        assert_eq!(counters.lane_in, 200 * SLOTS);
+        assert!(counters.malformed > 0 && counters.not_ours > 0);
+        // The right one is there, and what it gets is what an honest peer sends.
+        let path = SendPath::new(tests::V4, tests::V4, qpn);
+        let packets = Octets(vec![tests::packet(qpn, 5, 8)]);
+        tests::wait_until("packets of another lane", || {
+            one.send_packets(&packets, &path);
+            one.counters().lane_out > 0
+        });
+        tests::wait_until("packets", || got.count() > 0);
+        assert!(got.numbers().iter().all(|number| *number == 5));
+        // Not a word when it goes.
+        drop(bell);
+        tests::wait_until("the end of a lane", || other.lanes.counts().1 == 1);
+    }
+}

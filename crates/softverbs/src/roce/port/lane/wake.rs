@@ -11,6 +11,7 @@ pub(super) struct Wish(AtomicU32);
 
 impl Wish {
     #[cfg(test)]
+    #[allow(dead_code, reason = "for the models")]
     pub(super) fn new() -> Self {
         Self(AtomicU32::new(0))
     }

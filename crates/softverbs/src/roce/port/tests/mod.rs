@@ -91,11 +91,11 @@ pub(super) struct Got {
 }
 
 impl Got {
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.packets.lock().unwrap().len()
     }
 
-    fn numbers(&self) -> Vec<u32> {
+    pub(super) fn numbers(&self) -> Vec<u32> {
         self.packets
             .lock()
             .unwrap()
