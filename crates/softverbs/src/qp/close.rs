@@ -139,7 +139,7 @@ impl QpInner {
     /// and wait for the lock that we hold.
     pub(super) fn send_posted(&self, core: &mut MutexGuard<'_, Core>) {
         /// So long a peer is waited for that has no room for what goes over an unreliable service.
-        const PATIENCE: Duration = Duration::from_millis(50);
+        const PATIENCE: Duration = Duration::from_millis(200);
         const NAP: Duration = Duration::from_micros(50);
         self.takes_along(core);
         self.transmit(core);

@@ -260,6 +260,7 @@ impl Source for Served {
         burst.begin_round();
         burst.deliver_due(now);
         burst.end();
+        port.deliver_mads();
         port.set_edge_timer();
     }
 }

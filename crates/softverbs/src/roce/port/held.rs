@@ -192,6 +192,7 @@ impl Port {
             burst.sort(&request.arrival, &request.octets);
         }
         burst.end();
+        self.deliver_mads();
     }
 }
 

@@ -17,6 +17,7 @@
 //! | `run` | packets that came together |
 //! | `edge` | where packets can be disturbed |
 //! | `lane` | packets between processes of this host, past the kernel |
+//! | `mads` | management datagrams behind what was sent before them |
 //! | `relay` | forwarding to other processes |
 //! | `steer` | which process something is for |
 //! | `held` | requests for a service that may come back |
@@ -33,6 +34,7 @@ mod folder;
 mod held;
 #[allow(unsafe_code, reason = "memory that two processes share: see `ring`")]
 mod lane;
+mod mads;
 mod multicast;
 mod owner;
 mod presence;
@@ -66,6 +68,7 @@ use self::held::Held;
 use self::lane::Lanes;
 pub use self::lane::SameHost;
 pub(crate) use self::lane::{Grantor, MOST_AT_ONCE, end_grants, end_grants_to};
+use self::mads::Mads;
 use self::multicast::Groups;
 use self::presence::Presence;
 pub(crate) use self::presence::Whereabouts;
@@ -109,6 +112,7 @@ pub(crate) struct Port {
     socks: [OnceLock<Sock>; 4],
     relay: Relay,
     lanes: Lanes,
+    mads: Mads,
     public: [Mutex<Public>; 2],
     timer: OnceLock<Token>,
     /// When the files in the folder last were made to look used.
@@ -195,6 +199,7 @@ impl Port {
             socks: [const { OnceLock::new() }; 4],
             relay,
             lanes,
+            mads: Mads::default(),
             public: Default::default(),
             timer: OnceLock::new(),
             touched: Mutex::new(engine.now()),

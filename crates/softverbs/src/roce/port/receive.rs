@@ -100,6 +100,7 @@ impl Port {
             self.relay.note_poll(got);
             packets += got;
         }
+        self.deliver_mads();
         engine.leave();
         packets
     }
@@ -124,6 +125,8 @@ impl Port {
         self.receive_all_relayed();
         self.receive_all_lanes();
         *emptied = begin;
+        drop(emptied);
+        self.deliver_all_mads();
     }
 
     /// Receives what had been sent to this process's own ports before a packet that came by a lane.
@@ -535,10 +538,7 @@ impl<'a> Burst<'a> {
             self.disturb(arrival, octets);
             return;
         }
-        add(&self.port.counters.mads_in, 1);
-        if let Some(gsi) = self.port.gsi() {
-            gsi.mad(self.now, &arrival.from, mad);
-        }
+        self.port.take_mad(self.now, &arrival.from, mad);
     }
 
     /// Hands a packet to the process that has a slot. Whether there is one.

@@ -292,6 +292,7 @@ impl Source for Served {
     fn ready(&self, engine: &Engine, readiness: EpollFlags) {
         if self.which == RELAY {
             self.port.receive_relayed();
+            self.port.deliver_mads();
             return;
         }
         if readiness.contains(EpollFlags::EPOLLOUT)
@@ -301,6 +302,7 @@ impl Source for Served {
         }
         if readiness.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLERR) {
             self.port.receive(self.which, false);
+            self.port.deliver_mads();
         }
     }
 

@@ -171,10 +171,15 @@ impl Port {
             .store(inward.len(), Ordering::Release);
     }
 
+    /// Whether packets may come by a lane.
+    pub(in super::super) fn has_lanes(&self) -> bool {
+        self.lanes.inward_count.load(Ordering::Acquire) > 0
+    }
+
     /// Receives what has come by all lanes, on this thread. `polled` if an application thread will look
     /// again at once. Returns the number of packets.
     pub(in super::super) fn receive_lanes(&self, polled: bool) -> usize {
-        if self.lanes.inward_count.load(Ordering::Acquire) == 0 {
+        if !self.has_lanes() {
             return 0;
         }
         // Another one comes or goes: whoever changes it looks.
@@ -195,7 +200,7 @@ impl Port {
 
     /// Receives what no application thread has looked at since the last call. Whether there was any.
     pub(super) fn receive_neglected_lanes(&self) -> bool {
-        if self.lanes.inward_count.load(Ordering::Acquire) == 0 {
+        if !self.has_lanes() {
             return false;
         }
         let Ok(lanes) = self.lanes.inward.try_read() else {
@@ -242,7 +247,7 @@ impl Port {
     /// The engine's thread is about to sleep: from now on senders wake it. Whether it may; otherwise
     /// there are packets.
     pub(super) fn await_packets(&self) -> bool {
-        if self.lanes.inward_count.load(Ordering::Acquire) == 0 {
+        if !self.has_lanes() {
             return true;
         }
         let lanes = self.lanes.inward.read();
@@ -365,6 +370,7 @@ impl Source for Served {
         } else {
             self.port.remove_inward(&self.lane);
         }
+        self.port.deliver_mads();
     }
 
     fn timeout(&self, _: &Engine, _: Time) {}
@@ -451,27 +457,26 @@ mod tests {
         other.accept_lane(file, theirs);
         assert!(ring.is_accepted());
         let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
-        for _ in 0..200 {
-            for _ in 0..SLOTS {
-                let meta = noise.meta();
-                let to_us = noise.next().is_multiple_of(2);
-                let put = ring.put(meta, |octets| {
-                    noise.fill(octets);
-                    // The queue pair that a packet names.
-                    if let Some(dest) = octets.get_mut(5..8).filter(|_| to_us) {
-                        dest.copy_from_slice(&victim.get().to_be_bytes()[1..]);
-                    }
-                    Ok::<_, ()>(())
-                });
-                assert_eq!(put, Put::Done);
-            }
-            tests::wait_until("room", || {
-                other.poll(other.engine);
-                ring.has_room()
+        for _ in 0..200 * SLOTS {
+            tests::wait_until("room", || ring.has_room());
+            let meta = noise.meta();
+            let to_us = noise.next().is_multiple_of(2);
+            let put = ring.put(meta, |octets| {
+                noise.fill(octets);
+                // The queue pair that a packet names.
+                if let Some(dest) = octets.get_mut(5..8).filter(|_| to_us) {
+                    dest.copy_from_slice(&victim.get().to_be_bytes()[1..]);
+                }
+                Ok::<_, ()>(())
             });
+            assert_eq!(put, Put::Done);
+            other.poll(other.engine);
         }
+        tests::wait_until("all of them", || {
+            other.poll(other.engine);
+            other.counters().lane_in == 200 * SLOTS
+        });
         let counters = other.counters();
-        assert_eq!(counters.lane_in, 200 * SLOTS);
         assert!(counters.malformed > 0 && counters.not_ours > 0);
         // The right one is there, and what it gets is what an honest peer sends.
         let path = SendPath::new(tests::V4, tests::V4, qpn);

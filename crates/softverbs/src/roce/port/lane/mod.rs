@@ -54,7 +54,7 @@ use crate::fault;
 const MOST: usize = 64;
 /// A receiver that takes nothing for so long, though the ring is full, is not waited for: packets of an
 /// unreliable service are lost, as in a full socket. A reliable one finds out by its own timers.
-const STUCK: Duration = Duration::from_millis(20);
+const STUCK: Duration = Duration::from_millis(100);
 
 /// The lanes of a process.
 #[derive(Debug, Default)]
@@ -168,12 +168,16 @@ impl Source for Timer {
 impl Lookout for Port {
     fn look(&self) -> usize {
         self.offer_lanes();
-        self.receive_lanes(false)
+        let packets = self.receive_lanes(false);
+        self.deliver_mads();
+        packets
     }
 
     fn look_at_neglected(&self) -> bool {
         self.offer_lanes();
-        self.receive_neglected_lanes()
+        let any = self.receive_neglected_lanes();
+        self.deliver_mads();
+        any
     }
 
     fn may_sleep(&self) -> bool {

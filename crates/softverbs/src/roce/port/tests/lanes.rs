@@ -2,7 +2,7 @@
 
 use super::super::lane::SLOTS;
 use super::processes::Peer;
-use super::traffic::two_ports;
+use super::traffic::{dreq_to, two_ports};
 use super::*;
 
 /// More calls than a path makes over UDP before it looks for a lane.
@@ -240,4 +240,53 @@ fn who_wants_none_gets_none() {
     let counters = port.counters();
     assert_eq!((counters.lane_out, counters.lane_in), (0, 0));
     assert_eq!(port.lanes.counts(), (0, 0));
+}
+
+/// Takes datagrams, each behind a packet.
+struct Behind {
+    packets: Arc<Got>,
+    taken: Arc<AtomicU32>,
+}
+
+impl GsiSink for Behind {
+    fn mad(&self, _: Time, _: &ReceivedFrom, _: &[u8; MAD_LEN]) {
+        let before = self.taken.fetch_add(1, Ordering::SeqCst);
+        let packets = self.packets.count();
+        assert!(
+            packets > before as usize,
+            "{packets} packets, {before} datagrams"
+        );
+    }
+}
+
+/// A DREQ does not overtake the last messages of its connection.
+#[test]
+fn datagrams_stay_behind_what_was_sent_before() {
+    let (_folder, one, other) = two_ports();
+    let (qpn, got) = queue_pair(other);
+    let path = SendPath::new(V4, V4, qpn);
+    let first = open_lane(one, &path, qpn, 0);
+    in_order(&got, first);
+    let (packets, counted) = (Arc::new(Got::default()), Arc::new(AtomicU32::new(0)));
+    let to = other.alloc_qpn().unwrap();
+    let sink: Weak<Got> = Arc::downgrade(&packets);
+    other.register(to, sink);
+    other.set_gsi(Arc::new(Behind {
+        packets: Arc::clone(&packets),
+        taken: Arc::clone(&counted),
+    }));
+    let mad = dreq_to(other);
+    let path = SendPath::new(V4, V4, to);
+    for round in 1..=500 {
+        let one_packet = Octets(vec![packet(to, round, 8)]);
+        assert_eq!(one.send_packets(&one_packet, &path), Sent::Took(1));
+        one.send_mad(&path, &mad).unwrap();
+        wait_until("the datagram", || {
+            // The sockets alone, as when they are what epoll has told of.
+            other.receive(PRIVATE_V4, false);
+            other.deliver_mads();
+            counted.load(Ordering::SeqCst) == round
+        });
+    }
+    assert_eq!(packets.count(), 500);
 }

@@ -254,6 +254,15 @@ fn request(service: ServiceId) -> [u8; MAD_LEN] {
     octets_of(&Mad::new(TransactionId::new(1), request))
 }
 
+/// A datagram that is steered to a port by its communication id.
+pub(super) fn dreq_to(port: &Port) -> [u8; MAD_LEN] {
+    let message = Dreq {
+        remote_comm_id: CommId::new(port.comm_id_prefix() | 5),
+        ..Dreq::default()
+    };
+    octets_of(&Mad::new(TransactionId::new(2), message))
+}
+
 fn octets_of(mad: &Mad) -> [u8; MAD_LEN] {
     mad.to_bytes()
 }
@@ -306,12 +315,7 @@ fn management_datagrams_are_steered() {
     wait_until("it does not come back", || counts() == (3, 4));
     // By the communication id.
     for (to, expected) in [(one, (4, 4)), (other, (4, 5))] {
-        let message = Dreq {
-            remote_comm_id: CommId::new(to.comm_id_prefix() | 5),
-            ..Dreq::default()
-        };
-        let mad = octets_of(&Mad::new(TransactionId::new(2), message));
-        one.send_mad(&path, &mad).unwrap();
+        one.send_mad(&path, &dreq_to(to)).unwrap();
         wait_until("by id", || counts() == expected);
     }
     // From outside: by way of the public port.
