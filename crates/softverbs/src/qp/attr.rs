@@ -152,8 +152,7 @@ impl Qp {
 
 impl QpInner {
     pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        let mut core = self.lock();
-        self.send_posted(&mut core);
+        let mut core = self.send_posted();
         if mask.contains(QpAttrMask::PORT) && attr.port_num != 1 {
             return Err(Error::invalid("port_num", "the device has one port: 1"));
         }

@@ -118,8 +118,7 @@ impl QpInner {
 
     /// `rdma_disconnect`: what TCP has taken is delivered, the rest is flushed.
     pub(crate) fn disconnect(&self) {
-        let mut core = self.lock();
-        self.send_posted(&mut core);
+        let mut core = self.send_posted();
         let now = self.engine.now();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.disconnect(now),
@@ -130,43 +129,48 @@ impl QpInner {
 
     /// See [`send_posted`](Self::send_posted): before the peer hears of the end in another way.
     pub(crate) fn send_last(&self) {
-        self.send_posted(&mut self.lock());
+        drop(self.send_posted());
     }
 
     /// Before the application ends what it has posted to: requests that were left for the next poll
     /// leave, as they would have left a device by now. They may be unsignaled, and nobody asks for
     /// their completions. Whatever `deferred` says: the engine's thread may have taken them over,
     /// and wait for the lock that we hold.
-    pub(super) fn send_posted(&self, core: &mut MutexGuard<'_, Core>) {
+    pub(super) fn send_posted(&self) -> MutexGuard<'_, Core> {
         /// So long a peer is waited for that has no room for what goes over an unreliable service.
         const PATIENCE: Duration = Duration::from_millis(200);
         const NAP: Duration = Duration::from_micros(50);
-        self.takes_along(core);
-        self.transmit(core);
+        let mut core = self.lock();
+        self.takes_along(&mut core);
+        self.transmit(&mut core);
         if self.qp_type.is_reliable() {
-            return;
+            return core;
         }
         // An unreliable service has small turns, and its send queue is a whole one of datagrams.
         let end = self.engine.now() + PATIENCE;
-        loop {
-            let Some(roce) = core.roce() else { return };
+        while let Some(roce) = core.roce() {
             let is_blocked = !roce.pending.is_empty();
             if !is_blocked && !roce.queue_pair.wants_transmit() || self.engine.now() > end {
-                return;
+                break;
             }
             if is_blocked {
+                // Whoever makes room may want the lock first.
+                drop(core);
                 std::thread::sleep(NAP);
+                core = self.lock();
             }
-            self.transmit(core);
+            self.transmit(&mut core);
         }
+        core
     }
 
     /// Moves to the error state and closes the connection.
     pub(crate) fn abort(&self, cause: CloseCause) {
-        let mut core = self.lock();
-        if matches!(cause, CloseCause::Local) {
-            self.send_posted(&mut core);
-        }
+        let mut core = if matches!(cause, CloseCause::Local) {
+            self.send_posted()
+        } else {
+            self.lock()
+        };
         self.abort_locked(&mut core, cause);
     }
 
@@ -188,8 +192,7 @@ impl QpInner {
 
     fn destroy_once(&self) {
         registry::remove(self);
-        let mut core = self.lock();
-        self.send_posted(&mut core);
+        let mut core = self.send_posted();
         match &mut core.side {
             Side::Iwarp(iwarp) => iwarp.stream.abort(CloseCause::Local),
             Side::Roce(roce) => roce.abort(),
