@@ -106,7 +106,17 @@ impl Attempt {
             return Err(Error::invalid("id", "was destroyed"));
         }
         let socket = match socket {
-            Some(socket) => socket,
+            Some(socket) => {
+                if socket.is_listener().unwrap_or(false) {
+                    // It was a listener's at this address a moment ago. It stays bound, unless it was
+                    // the kernel that had chosen the port.
+                    let _ = socket.shutdown(std::net::Shutdown::Both);
+                    if let Some(source) = state.source {
+                        let _ = socket.bind(&SockAddr::from(source));
+                    }
+                }
+                socket
+            }
             None => {
                 let socket = self
                     .options

@@ -13,6 +13,7 @@ mod event;
 mod external;
 pub(crate) mod ib;
 mod id;
+mod kept;
 mod options;
 mod passive;
 pub(crate) mod resolve;
@@ -23,7 +24,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::SockAddr;
+use socket2::{SockAddr, Socket};
 use softverbs_proto::iwarp::stream::CloseCause;
 use softverbs_wire::ib::cm::RejReason;
 
@@ -527,8 +528,21 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
         state.verbs = verbs.or_else(|| state.verbs.take());
         return Ok(());
     }
-    let socket = state
-        .options
+    let socket = match kept::take(address, state.options.afonly) {
+        Some(socket) => socket,
+        None => bound_socket(&state.options, address)?,
+    };
+    state.local = socket
+        .local_addr()
+        .ok()
+        .and_then(|address| address.as_socket());
+    state.verbs = verbs.or_else(|| state.verbs.take());
+    state.socket = Some(socket);
+    Ok(())
+}
+
+fn bound_socket(options: &Options, address: SocketAddr) -> Result<Socket> {
+    let socket = options
         .socket(&address)
         .map_err(Error::from_call("socket"))?;
     socket
@@ -538,13 +552,7 @@ fn bind(state: &mut State, ps: PortSpace, address: SocketAddr) -> Result<()> {
             Some(errno) => Error::os("bind", errno),
             None => Error::os("bind", libc::EINVAL),
         })?;
-    state.local = socket
-        .local_addr()
-        .ok()
-        .and_then(|address| address.as_socket());
-    state.verbs = verbs.or_else(|| state.verbs.take());
-    state.socket = Some(socket);
-    Ok(())
+    Ok(socket)
 }
 
 fn wrong_phase(state: &State, call: &str) -> Error {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::active::depth;
 use super::event::{BacklogPlace, ConnParam};
 use super::id::{IdShared, Phase};
 use super::options::Options;
-use super::resolve;
+use super::{kept, resolve};
 use crate::context::Context;
 use crate::engine::edge::{self, Edge};
 use crate::engine::sources::{Source, Token};
@@ -43,6 +43,8 @@ pub(super) struct Listener {
     /// Connect requests that wait to be fetched.
     waiting: Arc<AtomicUsize>,
     backlog: usize,
+    /// Somebody has come.
+    served: AtomicBool,
     /// Connections whose request is not complete, at most: what unknown peers may cost.
     max_incomplete: usize,
     incomplete: Mutex<HashMap<u64, Arc<Request>>>,
@@ -67,6 +69,7 @@ impl Listener {
             token: Mutex::new(None),
             waiting: Arc::default(),
             backlog,
+            served: AtomicBool::new(false),
             max_incomplete: Engine::strangers_share(),
             incomplete: Mutex::default(),
         });
@@ -94,8 +97,17 @@ impl Listener {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         engine.unwatch(Set::Control, self.socket.as_fd());
+        let may_return = self.served.load(Ordering::Relaxed);
+        if may_return && kept::keep(engine, &self.socket, self.options.afonly) {
+            self.end(engine, token);
+            return;
+        }
         // The socket may live on for a moment in the engine's hands; nobody may connect to it.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        self.end(engine, token);
+    }
+
+    fn end(&self, engine: &Engine, token: Option<Token>) {
         if let Some(token) = token {
             engine.set_timer(token, None);
             engine.sources.remove(token);
@@ -224,6 +236,7 @@ impl Listener {
             state.verbs = Some(verbs);
             state.phase = Phase::Requested(request.clone());
         }
+        self.served.store(true, Ordering::Relaxed);
         listening.report_request(id, place, param);
     }
 }
