@@ -28,28 +28,18 @@ use crate::engine::{Engine, Set};
 use crate::error::{Error, Result};
 use crate::wr::Wc;
 
-/// Octets received at once when they cannot go straight to their place.
-const STAGING: usize = 64 << 10;
-/// Payload from this size on goes straight to its place.
-const DIRECT_MIN: usize = 4096;
-/// Room behind a direct payload: its trailer and the next header, but little of the next
-/// payload, which would have to be copied.
-const DIRECT_TAIL: usize = 64;
 /// Octets gathered for one system call.
 const BATCH_LEN: usize = 1 << 20;
 /// The same with CRC, which copies: no more than stays in the core's cache.
 const CRC_BATCH_LEN: usize = 256 << 10;
-/// Octets in one system call that make a stream of it.
-const BULK: usize = 16 << 10;
 /// System calls on one connection before another one gets its turn.
-const BUDGET: usize = 32;
+pub(super) const BUDGET: usize = 32;
 /// How often a connection is polled before it counts as hot.
 const HEAT_EVERY: u32 = 256;
 /// A batch buffer that has grown beyond this is not kept by an idle connection.
 const KEEP_CAPACITY: usize = 512;
 
 thread_local! {
-    pub(super) static STAGE: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGING].into_boxed_slice());
     static BATCH: RefCell<TxBatch> = const { RefCell::new(TxBatch::new()) };
 }
 
@@ -66,6 +56,8 @@ pub(crate) struct Connection {
     /// epoll is told to be quiet: application threads poll this connection all the time, and
     /// telling it of every packet would cost a tenth of a round trip.
     pub(super) hot: bool,
+    /// Receptions for which large payload is to be expected.
+    pub(super) large: u32,
     /// Frames start on segment boundaries: one record each.
     mpa_aware: bool,
     timer: Option<Time>,
@@ -126,6 +118,7 @@ impl QpInner {
             sent: 0,
             waiting_for_room: false,
             hot: false,
+            large: 0,
             mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
             timer: None,
             edge,
@@ -217,87 +210,6 @@ impl QpInner {
                 self.settle_packets(core);
             }
         }
-    }
-
-    fn receive(&self, core: &mut Iwarp) {
-        if core.connection.as_ref().is_some_and(|of| of.edge.is_some()) {
-            return self.receive_disturbed(core);
-        }
-        let mut memory = QpMemory::new(self);
-        STAGE.with_borrow_mut(|stage| {
-            for _ in 0..BUDGET {
-                let Some(connection) = &core.connection else {
-                    return;
-                };
-                let direct: usize = core
-                    .stream
-                    .direct()
-                    .map_or(0, |d| d.iter().map(|&(_, _, len)| len).sum());
-                let mut list = IoList::new();
-                let mut placed_most = 0;
-                if direct >= DIRECT_MIN
-                    && let Some(pieces) = core.stream.direct()
-                {
-                    for &(key, addr, len) in pieces {
-                        let Ok((pin, start)) = memory.regions().iovec(
-                            key,
-                            addr,
-                            len,
-                            Access::LOCAL_WRITE,
-                            memory.domain(),
-                        ) else {
-                            // Deregistered in the middle of a message: let the stream find out.
-                            break;
-                        };
-                        list.push_pinned(pin, start, len);
-                        placed_most += len;
-                        if list.elements() == MAX_IOV - 1 {
-                            break;
-                        }
-                    }
-                }
-                let all_direct = direct > 0 && placed_most == direct;
-                let room = if placed_most == 0 {
-                    STAGING
-                } else if all_direct {
-                    DIRECT_TAIL
-                } else {
-                    0
-                };
-                list.push_in(&mut stage[..room]);
-                let asked = list.len();
-                let got = list.receive(connection.socket.as_fd());
-                drop(list);
-                let now = self.engine.coarse_now();
-                match got {
-                    Ok(0) => {
-                        core.stream.on_eof(now, false);
-                        return;
-                    }
-                    Ok(got) => {
-                        if got >= BULK {
-                            self.engine.bulk.store(true, Ordering::Relaxed);
-                        }
-                        let placed = got.min(placed_most);
-                        if placed > 0 {
-                            core.stream.on_direct(now, &mut memory, placed);
-                        }
-                        if got > placed {
-                            core.stream
-                                .on_bytes(now, &mut memory, &stage[..got - placed]);
-                        }
-                        if got < asked {
-                            return;
-                        }
-                    }
-                    Err(error) if is_retry(&error) => return,
-                    Err(_) => {
-                        core.stream.on_eof(now, true);
-                        return;
-                    }
-                }
-            }
-        });
     }
 
     fn send_frames(&self, core: &mut Iwarp) {

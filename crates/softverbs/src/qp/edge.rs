@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use softverbs_proto::time::Time;
 
 use super::close::copy_range;
-use super::drive::{Connection, STAGE, Sent, is_retry};
+use super::drive::{Connection, Sent, is_retry};
 use super::memory::QpMemory;
+use super::receive::STAGE;
 use super::{Iwarp, QpInner};
 
 /// Octets that the edge takes at a time.

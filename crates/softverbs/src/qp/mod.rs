@@ -1,7 +1,7 @@
 //! Queue pairs.
 //!
 //! `mod.rs` holds the objects and posting, `attr.rs` the attributes and `modify`, `drive.rs` the
-//! work on the connection, `deferred.rs` what is left for the next poll (`left.rs`: how threads agree on it), `memory.rs` what the protocol engine sees of registered memory, and
+//! work on the connection (`receive.rs`: what arrives), `deferred.rs` what is left for the next poll (`left.rs`: how threads agree on it), `memory.rs` what the protocol engine sees of registered memory, and
 //! `close.rs` the end.
 
 mod attr;
@@ -11,6 +11,7 @@ mod drive;
 mod edge;
 pub(crate) mod left;
 mod memory;
+mod receive;
 pub(crate) mod registry;
 mod watch;
 
