@@ -27,6 +27,9 @@ const DIRECT: usize = 4;
 const DRIVE_EVERY: u32 = 8;
 /// Empty polls between two looks at connections of other queues.
 const OTHERS_EVERY: u32 = 32;
+/// Once such a look has found something, so many empty polls look at once: who polls for the end of
+/// what arrives elsewhere keeps a core from the engine's thread, and has the time.
+const OTHERS_SOON: u32 = 128;
 /// Empty polls between two offers of the core to other threads.
 const YIELD_EVERY: u32 = 64;
 
@@ -117,6 +120,8 @@ pub(crate) struct CqInner {
     epoch: AtomicU64,
     since_driven: AtomicU32,
     empty: AtomicU32,
+    /// Empty polls that are to look at connections of other queues.
+    others_soon: AtomicU32,
     overrun: AtomicBool,
     /// Queue pairs that left something for the next poll.
     deferred: Waiting<Weak<QpInner>>,
@@ -146,6 +151,7 @@ impl Cq {
             epoch: AtomicU64::new(0),
             since_driven: AtomicU32::new(0),
             empty: AtomicU32::new(0),
+            others_soon: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             deferred: Waiting::new(),
         });
@@ -347,8 +353,13 @@ impl CqInner {
         for qp in &mine {
             qp.drive();
         }
-        if others && engine.connections() > mine.len() {
-            engine.poll_data();
+        let soon = self.others_soon.load(Ordering::Relaxed);
+        if (others || soon > 0) && engine.connections() > mine.len() {
+            let soon = match engine.poll_data() {
+                0 => soon.saturating_sub(1),
+                _ => OTHERS_SOON,
+            };
+            self.others_soon.store(soon, Ordering::Relaxed);
         }
     }
 

@@ -140,13 +140,18 @@ impl QpInner {
     /// An application thread polls: does the work, unless another thread is at it.
     pub(crate) fn drive(&self) {
         if let Ok(mut core) = self.core.try_lock() {
-            let driven = self.driven.load(Ordering::Relaxed).wrapping_add(1);
-            self.driven.store(driven, Ordering::Relaxed);
-            if driven.is_multiple_of(HEAT_EVERY) {
+            if self.note_driven().is_multiple_of(HEAT_EVERY) {
                 self.heat(&mut core);
             }
             self.at_work(|| self.work(&mut core));
         }
+    }
+
+    /// An application thread does the work; says how often that has been. Under the lock.
+    fn note_driven(&self) -> u32 {
+        let driven = self.driven.load(Ordering::Relaxed).wrapping_add(1);
+        self.driven.store(driven, Ordering::Relaxed);
+        driven
     }
 
     /// An application thread works: the engine's thread leaves it alone, however long it takes.
@@ -430,7 +435,12 @@ impl Connection {
 impl Source for QpInner {
     fn ready(&self, engine: &Engine, _readiness: EpollFlags) {
         match self.core.try_lock() {
-            Ok(mut core) => self.work(&mut core),
+            Ok(mut core) if Engine::is_own_thread() => self.work(&mut core),
+            // An application thread, which polls another queue and serves this one, too.
+            Ok(mut core) => {
+                self.note_driven();
+                self.at_work(|| self.work(&mut core));
+            }
             // Whoever holds the lock is doing this work, in a long system call perhaps. The engine's
             // thread would find the same again and again, on a core that they need.
             Err(_) => engine.note_poll(),
