@@ -498,6 +498,9 @@ impl Engine {
     }
 
     fn serve(&self, ready: &[Ready]) {
+        if ready.is_empty() {
+            return;
+        }
         for (source, readiness) in self.sources.find_all(ready) {
             source.ready(self, readiness);
         }

@@ -145,7 +145,7 @@ impl Sources {
     }
 
     /// The sources of a batch of events, under one lock.
-    pub(crate) fn find_all(&self, ready: &[Ready]) -> SmallVec<[Found; 64]> {
+    pub(crate) fn find_all(&self, ready: &[Ready]) -> SmallVec<[Found; 8]> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         ready
             .iter()

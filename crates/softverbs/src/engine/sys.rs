@@ -5,6 +5,7 @@
 //! thread may end this one, and to be that takes them longer.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -169,26 +170,40 @@ pub(crate) fn epoll_wait(
     timeout: Option<Duration>,
 ) -> io::Result<()> {
     const EVENTS: usize = 64;
-    let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+    // Not filled beforehand: most looks find nothing.
+    let mut events = [const { MaybeUninit::<libc::epoll_event>::uninit() }; EVENTS];
+    let place: *mut libc::epoll_event = events.as_mut_ptr().cast();
     let capacity = libc::c_int::try_from(EVENTS).expect("a small constant");
     let got = match timeout {
         Some(Duration::ZERO) | None => {
             let ms = if timeout.is_none() { -1 } else { 0 };
-            // SAFETY: `events` has room for `capacity` entries.
-            unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), capacity, ms) }
+            // SAFETY: there is room for `capacity` entries at `place`, and a null signal mask leaves
+            // the mask alone.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait,
+                    epoll.as_raw_fd(),
+                    place,
+                    capacity,
+                    ms,
+                    std::ptr::null::<libc::sigset_t>(),
+                    0_usize,
+                )
+                .try_into()
+                .unwrap_or(-1)
+            }
         }
         Some(limit) => {
             let spec = libc::timespec {
                 tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
                 tv_nsec: limit.subsec_nanos().into(),
             };
-            // SAFETY: `events` has room for `capacity` entries, `spec` outlives the call, and a
-            // null signal mask leaves the mask alone.
+            // SAFETY: as above; `spec` outlives the call.
             unsafe {
                 libc::syscall(
                     libc::SYS_epoll_pwait2,
                     epoll.as_raw_fd(),
-                    events.as_mut_ptr(),
+                    place,
                     capacity,
                     &raw const spec,
                     std::ptr::null::<libc::sigset_t>(),
@@ -199,6 +214,15 @@ pub(crate) fn epoll_wait(
             }
         }
     };
+    let mut told = |got: usize| {
+        let events = events[..got].iter();
+        // SAFETY: the kernel has said that it has written so many.
+        out.extend(
+            events
+                .map(|event| unsafe { event.assume_init() })
+                .map(|event| (event.u64, event.events)),
+        );
+    };
     let Ok(got) = usize::try_from(got) else {
         let error = io::Error::last_os_error();
         return match error.raw_os_error() {
@@ -208,17 +232,14 @@ pub(crate) fn epoll_wait(
                 let limit = timeout.unwrap_or_default();
                 let ms = i32::try_from(limit.as_millis() + 1).unwrap_or(i32::MAX);
                 // SAFETY: as above.
-                let got = unsafe {
-                    libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), capacity, ms)
-                };
-                let got = usize::try_from(got).unwrap_or(0);
-                out.extend(events[..got].iter().map(|event| (event.u64, event.events)));
+                let got = unsafe { libc::epoll_wait(epoll.as_raw_fd(), place, capacity, ms) };
+                told(usize::try_from(got).unwrap_or(0));
                 Ok(())
             }
             _ => Err(error),
         };
     };
-    out.extend(events[..got].iter().map(|event| (event.u64, event.events)));
+    told(got);
     Ok(())
 }
 
