@@ -110,6 +110,8 @@ pub(crate) struct CqInner {
     cq_context: u64,
     channel: Option<CompChannel>,
     queue: Mutex<Queue>,
+    /// There may be entries. Written under the lock of `queue`; most polls go no further.
+    filled: AtomicBool,
     /// Completion events that are not acknowledged yet.
     comp_events: EventCounter,
     /// Those over iWARP.
@@ -145,6 +147,7 @@ impl Cq {
             cq_context,
             channel: channel.cloned(),
             queue: Mutex::default(),
+            filled: AtomicBool::new(false),
             comp_events: EventCounter::new(),
             qps: RwLock::default(),
             port: OnceLock::new(),
@@ -323,10 +326,15 @@ impl CqInner {
     }
 
     fn take(&self, limit: usize, put: impl FnMut(Wc)) -> usize {
+        if !self.filled.load(Ordering::Acquire) {
+            return 0;
+        }
         let mut queue = self.lock();
         queue.settle();
         let count = limit.min(queue.entries.len());
         queue.entries.drain(..count).for_each(put);
+        self.filled
+            .store(!queue.entries.is_empty(), Ordering::Release);
         count
     }
 
@@ -414,6 +422,7 @@ impl CqInner {
         queue
             .entries
             .extend(&completions[..completions.len().min(room)]);
+        self.filled.store(true, Ordering::Release);
         let notify = match queue.armed {
             Armed::No => false,
             Armed::Any => true,

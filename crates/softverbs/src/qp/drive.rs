@@ -134,6 +134,7 @@ impl QpInner {
             iwarp.stream.on_bytes(now, &mut QpMemory::new(self), early);
         }
         self.work(&mut core);
+        self.transmit(&mut core);
         Ok(())
     }
 
@@ -178,7 +179,7 @@ impl QpInner {
         }
     }
 
-    /// Receives, transmits, hands out.
+    /// Receives, transmits, hands out. Most polls find nothing to do.
     fn work(&self, core: &mut MutexGuard<'_, Core>) {
         if let Side::Iwarp(iwarp) = &mut core.side
             && let Some(connection) = &iwarp.connection
@@ -190,8 +191,9 @@ impl QpInner {
             } else {
                 PollFlags::POLLIN | PollFlags::POLLOUT
             };
-            if ready.intersects(!PollFlags::POLLOUT) {
-                self.receive(iwarp);
+            let came = ready.intersects(!PollFlags::POLLOUT) && self.receive(iwarp);
+            if !came && self.is_idle(iwarp) {
+                return;
             }
             if !ready.intersects(!PollFlags::POLLIN) {
                 self.settle(core);
@@ -199,6 +201,14 @@ impl QpInner {
             }
         }
         self.transmit(core);
+    }
+
+    /// Whether there is nothing to transmit, and nothing to end the connection for.
+    fn is_idle(&self, of: &Iwarp) -> bool {
+        of.connection.as_ref().is_some_and(Connection::is_idle)
+            && !of.stream.wants_transmit()
+            && !self.send_cq.has_overrun()
+            && !self.recv_cq.has_overrun()
     }
 
     /// Transmits what may be transmitted, and hands out the results.
@@ -218,6 +228,9 @@ impl QpInner {
     }
 
     fn send_frames(&self, core: &mut Iwarp) {
+        if self.is_idle(core) {
+            return self.set_timer(core);
+        }
         let mut memory = QpMemory::new(self);
         let crc = core.stream.negotiated().is_some_and(|agreed| agreed.crc);
         let most = if crc { CRC_BATCH_LEN } else { BATCH_LEN };
@@ -472,6 +485,10 @@ impl Source for QpInner {
             Side::Roce(roce) => roce.on_timeout(now),
         }
         self.work(&mut core);
+        if core.stream().is_some() {
+            // What time has brought about, though nothing came.
+            self.transmit(&mut core);
+        }
     }
 
     fn neglected(&self) -> bool {

@@ -30,11 +30,14 @@ thread_local! {
 }
 
 impl QpInner {
-    pub(super) fn receive(&self, core: &mut Iwarp) {
+    /// Returns whether anything came.
+    pub(super) fn receive(&self, core: &mut Iwarp) -> bool {
         if core.connection.as_ref().is_some_and(|of| of.edge.is_some()) {
-            return self.receive_disturbed(core);
+            self.receive_disturbed(core);
+            return true;
         }
         let mut memory = QpMemory::new(self);
+        let mut any = false;
         STAGE.with_borrow_mut(|stage| {
             for _ in 0..BUDGET {
                 let Some(connection) = &mut core.connection else {
@@ -84,13 +87,15 @@ impl QpInner {
                 let asked = list.len();
                 let got = list.receive(connection.socket.as_fd());
                 drop(list);
-                let now = self.engine.coarse_now();
                 match got {
                     Ok(0) => {
-                        core.stream.on_eof(now, false);
+                        any = true;
+                        core.stream.on_eof(self.engine.coarse_now(), false);
                         return;
                     }
                     Ok(got) => {
+                        any = true;
+                        let now = self.engine.coarse_now();
                         connection.large = if is_large {
                             large
                         } else {
@@ -113,11 +118,13 @@ impl QpInner {
                     }
                     Err(error) if is_retry(&error) => return,
                     Err(_) => {
-                        core.stream.on_eof(now, true);
+                        any = true;
+                        core.stream.on_eof(self.engine.coarse_now(), true);
                         return;
                     }
                 }
             }
         });
+        any
     }
 }

@@ -19,6 +19,11 @@ impl Connection {
         }
     }
 
+    /// Whether there is nothing to send but what the stream may yet yield.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.waiting_for_room && self.batch.is_empty() && self.edge.is_none()
+    }
+
     pub(super) fn wait_for_room(&mut self, engine: &Engine, wait: bool) {
         if self.waiting_for_room != wait {
             self.waiting_for_room = wait;
