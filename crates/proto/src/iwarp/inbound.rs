@@ -202,6 +202,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Octets of payload of the segment that was begun last.
+    pub const fn segment_len(&self) -> usize {
+        self.inbound.segment.len
+    }
+
     /// The memory of the next `len` octets of the current segment's payload.
     pub(super) fn for_each_place<E>(
         &self,

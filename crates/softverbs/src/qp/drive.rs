@@ -19,6 +19,7 @@ use softverbs_proto::time::Time;
 use softverbs_proto::transmit::{Piece, TxBatch};
 
 use super::memory::QpMemory;
+use super::receive::Expected;
 use super::{Core, Iwarp, QpInner, Side};
 use crate::cm::IdShared;
 use crate::engine::edge::{self, Edge};
@@ -56,8 +57,7 @@ pub(crate) struct Connection {
     /// epoll is told to be quiet: application threads poll this connection all the time, and
     /// telling it of every packet would cost a tenth of a round trip.
     pub(super) hot: bool,
-    /// Receptions for which large payload is to be expected.
-    pub(super) large: u32,
+    pub(super) expected: Expected,
     /// Frames start on segment boundaries: one record each.
     mpa_aware: bool,
     timer: Option<Time>,
@@ -118,7 +118,7 @@ impl QpInner {
             sent: 0,
             waiting_for_room: false,
             hot: false,
-            large: 0,
+            expected: Expected::default(),
             mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
             timer: None,
             edge,

@@ -13,7 +13,7 @@ use crate::engine::sys::{IoList, MAX_IOV};
 
 /// Octets received at once when they cannot go straight to their place.
 const STAGING: usize = 64 << 10;
-/// Payload from this size on goes straight to its place.
+/// Payload of segments from this size on goes straight to its place.
 const DIRECT_MIN: usize = 4096;
 /// Room behind a direct payload: its trailer and the next header, but little of the next
 /// payload, which would have to be copied.
@@ -27,6 +27,26 @@ const BULK: usize = 16 << 10;
 
 thread_local! {
     pub(super) static STAGE: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGING].into_boxed_slice());
+}
+
+/// For how many receptions large payload is to be expected.
+#[derive(Debug, Default)]
+pub(super) struct Expected(u32);
+
+impl Expected {
+    /// Before a reception, while `direct` octets of a segment of `len` have a place: whether they go
+    /// straight to it.
+    fn is_large(&mut self, direct: usize, len: usize) -> bool {
+        if direct > 0 && len >= DIRECT_MIN {
+            self.0 = STILL_LARGE;
+        }
+        self.0 > 0
+    }
+
+    /// Something came, and none of it was of a large segment.
+    const fn small(&mut self) {
+        self.0 = self.0.saturating_sub(1);
+    }
 }
 
 impl QpInner {
@@ -47,17 +67,12 @@ impl QpInner {
                     .stream
                     .direct()
                     .map_or(0, |d| d.iter().map(|&(_, _, len)| len).sum());
-                let is_large = direct >= DIRECT_MIN;
-                let large = if is_large {
-                    STILL_LARGE
-                } else {
-                    connection.large
-                };
+                let large = connection
+                    .expected
+                    .is_large(direct, core.stream.segment_len());
                 let mut list = IoList::new();
                 let mut placed_most = 0;
-                if large > 0
-                    && let Some(pieces) = core.stream.direct()
-                {
+                if large && let Some(pieces) = core.stream.direct() {
                     for &(key, addr, len) in pieces {
                         let Ok((pin, start)) = memory.regions().iovec(
                             key,
@@ -76,7 +91,7 @@ impl QpInner {
                         }
                     }
                 }
-                let room = if large > 0 && placed_most == direct {
+                let room = if large && placed_most == direct {
                     DIRECT_TAIL
                 } else if placed_most > 0 {
                     0
@@ -96,11 +111,9 @@ impl QpInner {
                     Ok(got) => {
                         any = true;
                         let now = self.engine.coarse_now();
-                        connection.large = if is_large {
-                            large
-                        } else {
-                            large.saturating_sub(1)
-                        };
+                        if placed_most == 0 {
+                            connection.expected.small();
+                        }
                         if got >= BULK {
                             self.engine.bulk.store(true, Ordering::Relaxed);
                         }
@@ -126,5 +139,61 @@ impl QpInner {
             }
         });
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Octets of a stream of such frames, all of which have come, that go through the buffer, of
+    /// `count` receptions, the first of which begins that far before the end of a frame.
+    fn copied(payload: usize, begin: usize, count: usize) -> usize {
+        const AROUND: usize = 24;
+        let frame = payload + AROUND;
+        let mut expected = Expected::default();
+        let (mut left, mut copied) = (begin, 0);
+        for _ in 0..count {
+            // The trailer is at the end, the header before the payload.
+            let direct = if left > 4 && left <= payload + 4 {
+                left - 4
+            } else {
+                0
+            };
+            let (placed, room) = if expected.is_large(direct, payload) {
+                (direct, DIRECT_TAIL)
+            } else {
+                (0, STAGING)
+            };
+            if placed == 0 {
+                expected.small();
+            }
+            copied += room;
+            // At 0 the next frame begins.
+            left = (left + frame - (placed + room) % frame) % frame;
+        }
+        copied
+    }
+
+    #[test]
+    fn large_payload_is_not_copied_wherever_a_reception_begins() {
+        for payload in [DIRECT_MIN, 32 << 10, 65_472] {
+            for begin in (1..=payload + 24).step_by(37) {
+                let copied = copied(payload, begin, 100);
+                assert!(copied < 3 * STAGING, "{payload}, {begin}: {copied}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_messages_are_received_together() {
+        assert_eq!(copied(1024, 500, 100), 100 * STAGING);
+        let mut expected = Expected::default();
+        assert!(expected.is_large(1, DIRECT_MIN));
+        for _ in 0..STILL_LARGE {
+            assert!(expected.is_large(8, 8));
+            expected.small();
+        }
+        assert!(!expected.is_large(8, 8), "behind large payload soon again");
     }
 }
