@@ -5,6 +5,7 @@ mod common;
 #[path = "common/guarded.rs"]
 mod guarded;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::child::{Other, role, until_dismissed};
@@ -191,6 +192,12 @@ impl Writer {
     }
 }
 
+/// The tests one after the other: what is counted is counted for the process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Writes that this process has placed itself.
 fn placed() -> u64 {
     let counters = roce_status().unwrap().counters;
@@ -200,6 +207,7 @@ fn placed() -> u64 {
 
 #[test]
 fn all_arrive_while_the_target_stays() {
+    let _alone = alone();
     let mut child = Other::start("stays", &[], &[]);
     let mut writer = Writer::connect(&mut child);
     let begin = Instant::now();
@@ -216,19 +224,25 @@ fn all_arrive_while_the_target_stays() {
 
 #[test]
 fn none_when_the_environment_says_so() {
+    let _alone = alone();
+    let before = placed();
     let mut child = Other::start("stays", &[], &[("SOFTVERBS_SAME_HOST", "udp")]);
     let mut writer = Writer::connect(&mut child);
     while writer.written < MANY {
         assert_eq!(writer.write(), WcStatus::Success);
     }
+    assert_eq!(placed(), before);
     child.says("done");
     assert!(child.finish().success());
 }
 
 fn refused(role: &str, how: WcStatus) {
+    let _alone = alone();
+    let before = placed();
     let mut child = Other::start(role, &[], &[]);
     let mut writer = Writer::connect(&mut child);
     assert_eq!(writer.write_until_failure(), how);
+    assert!(placed() > before, "all went another way");
     let seen: u64 = child.says("done").parse().unwrap();
     // The one that failed is of two parts, of which the first may have been in time.
     assert!((MANY..=writer.written + 1).contains(&seen), "{seen}");
@@ -246,9 +260,12 @@ fn not_after_the_right_has_gone() {
 }
 
 fn unanswered(role: &str) {
+    let _alone = alone();
+    let before = placed();
     let mut child = Other::start(role, &[], &[]);
     let mut writer = Writer::connect(&mut child);
     let status = writer.write_until_failure();
+    assert!(placed() > before, "all went another way");
     assert!(
         matches!(status, WcStatus::RetryExcErr | WcStatus::WrFlushErr),
         "{status:?}"
@@ -269,12 +286,15 @@ fn not_after_the_queue_pair_has_gone() {
 
 #[test]
 fn a_killed_target_is_missed() {
+    let _alone = alone();
+    let before = placed();
     let mut child = Other::start("waits to be killed", &[], &[]);
     let mut writer = Writer::connect(&mut child);
     while writer.written < MANY {
         assert_eq!(writer.write(), WcStatus::Success);
     }
     child.says("done");
+    assert!(placed() > before, "all went another way");
     child.kill();
     let status = writer.write_until_failure();
     assert!(

@@ -9,6 +9,7 @@ use super::wake::Wish;
 
 const GRANTED: Granted = Granted {
     qpn: 7,
+    peer: 9,
     rkey: 0x1234,
     addr: 1000,
     len: 100,
@@ -53,7 +54,7 @@ fn nobody_writes_when_the_end_has_been_waited_for() {
         let writer = thread::spawn({
             let (board, ours) = (Arc::clone(&board), Arc::clone(&ours));
             move || {
-                if let Some(found) = board.find(7, 0x1234, 1000, 8)
+                if let Some(found) = board.find([7, 9], 0x1234, 1000, 8)
                     && board.enter(&found)
                 {
                     assert!(!ours.load(Ordering::Relaxed), "written afterwards");
@@ -84,7 +85,7 @@ fn a_grant_is_of_one_piece() {
         let writer = thread::spawn({
             let board = Arc::clone(&board);
             move || {
-                let found = board.find(7, 0x1234, 1000, 8)?;
+                let found = board.find([7, 9], 0x1234, 1000, 8)?;
                 let entered = board.enter(&found);
                 board.leave();
                 entered.then_some((found.serial(), found.place))

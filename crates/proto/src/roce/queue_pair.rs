@@ -408,6 +408,11 @@ impl QueuePair {
 
     // ---- results ----
 
+    /// Whether [`poll_send_completion`](Self::poll_send_completion) would yield something.
+    pub fn has_send_completions(&self) -> bool {
+        self.sq.has_completions()
+    }
+
     /// The next completion of the send queue, in the order of posting.
     pub fn poll_send_completion(&mut self) -> Option<Completion> {
         self.sq.pop_completion()

@@ -100,6 +100,10 @@ impl SendQueue {
         self.completions.pop_front()
     }
 
+    pub(super) fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
     /// The request whose turn it is.
     pub(super) fn current(&self) -> Option<&Entry> {
         self.entries.get(self.cursor)

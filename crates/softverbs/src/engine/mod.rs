@@ -359,7 +359,7 @@ impl Engine {
 
     /// Whether application threads poll, so that work left for the next poll is done soon.
     pub(crate) fn is_backed_off(&self) -> bool {
-        self.backed_off.load(Ordering::Relaxed)
+        self.backed_off.load(Ordering::SeqCst)
     }
 
     /// The same for an application thread that posts, behind the first post since its last poll and

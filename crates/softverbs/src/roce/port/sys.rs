@@ -4,12 +4,12 @@
 //! Those of each packet are made directly. The functions of libc are cancellation points, where another
 //! thread may end this one, and to be that takes them longer.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use socket2::SockAddr;
 
 /// Room for the control messages of one call.
@@ -339,17 +339,53 @@ pub(super) fn receive_descriptors(
     if control.capacity() == 0 {
         *control = nix::cmsg_space!([RawFd; 2]);
     }
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let mut rooms = [IoSliceMut::new(octets)];
-    let received = recvmsg::<()>(fd.as_raw_fd(), &mut rooms, Some(control), flags)?;
+    let room = control.capacity();
+    let mut element = libc::iovec {
+        iov_base: octets.as_mut_ptr().cast(),
+        iov_len: octets.len(),
+    };
+    // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut element;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = room as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the message names the octets and the room for control messages, which are borrowed
+    // exclusively and live until the call returns, each with its length.
+    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) };
+    let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
     let mut descriptors = Vec::new();
-    for message in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(came) = message {
-            // SAFETY: the kernel has just made these descriptors, for this call; nobody else knows them.
-            descriptors.extend(came.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
+    #[allow(
+        clippy::unnecessary_cast,
+        reason = "another type with other C libraries"
+    )]
+    let filled = (message.msg_controllen as usize).min(room);
+    // SAFETY: the kernel has written so many octets there.
+    unsafe { control.set_len(filled) };
+    // Whatever came is closed if it is not used, also when not all of them found room.
+    for (level, kind, data) in control_messages(control) {
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            for fd in data.chunks_exact(size_of::<RawFd>()) {
+                let fd = RawFd::from_ne_bytes(fd.try_into().unwrap_or_default());
+                // SAFETY: the kernel has just made this descriptor, for this call; nobody else knows it.
+                descriptors.push(unsafe { OwnedFd::from_raw_fd(fd) });
+            }
         }
     }
-    Ok((received.bytes, descriptors))
+    Ok((len, descriptors))
+}
+
+/// A descriptor of a process, which is readable when it has ended.
+pub(super) fn open_process(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: takes two numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = RawFd::try_from(fd)
+        .ok()
+        .filter(|fd| *fd >= 0)
+        .ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just made it; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// The user on whose behalf this process acts.

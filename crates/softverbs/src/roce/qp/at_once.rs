@@ -70,7 +70,9 @@ impl QpInner {
     pub(super) fn note_write(&self, roce: &mut Roce, grantor: &Grantor<'_>, rkey: Option<Rkey>) {
         let Some(rkey) = rkey else { return };
         let ready = matches!(roce.queue_pair.state(), QpState::Rtr | QpState::Rts);
-        if self.qp_type != QpType::Rc || !ready {
+        let attributes = roce.queue_pair.attributes();
+        let (may_write, peer) = (attributes.access, attributes.dest_qpn);
+        if self.qp_type != QpType::Rc || !ready || !may_write.contains(Access::REMOTE_WRITE) {
             return;
         }
         if roce.passive.note(rkey, Engine::is_own_thread()) {
@@ -78,7 +80,7 @@ impl QpInner {
             roce.passive.granted = true;
             roce.passive.score = 0;
             let regions = &self.pd.context().inner().regions;
-            grantor.grant(regions, self.domain(), self.qp_num, rkey);
+            grantor.grant(regions, self.domain(), [self.qp_num, peer], rkey);
         }
     }
 
@@ -98,10 +100,14 @@ impl QpInner {
         let queue_pair = &mut roce.queue_pair;
         let idle = queue_pair.state() == QpState::Rts
             && queue_pair.outstanding() == 0
+            // Nor is there one that an acknowledge has just completed, before this one.
+            && !queue_pair.has_send_completions()
             && roce.pending.is_empty()
             && roce.early.is_none();
         let first = self.sent_epoch.load(Ordering::Relaxed) != self.send_cq.epoch();
-        if !(1..=MOST_AT_ONCE).contains(&len) || !idle || !first || self.send_cq.has_overrun() {
+        // Some kernels copy fewer than eight octets one by one, which whoever reads them would see.
+        let whole = len == 1 || (8..=MOST_AT_ONCE).contains(&len);
+        if !whole || !idle || !first || self.send_cq.has_overrun() {
             return false;
         }
         let mut copied = SmallVec::<[u8; 256]>::new();
@@ -127,7 +133,10 @@ impl QpInner {
                 &copied[..]
             }
         };
-        if !roce.port.write_at_once(path, rkey, remote_addr, octets) {
+        if !roce
+            .port
+            .write_at_once(path, self.qp_num, rkey, remote_addr, octets)
+        {
             return false;
         }
         self.sent_epoch

@@ -30,7 +30,10 @@ pub(super) struct Process {
 /// What the sender may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Granted {
+    /// The receiver's queue pair.
     pub(super) qpn: u32,
+    /// That of the sender which it is connected with.
+    pub(super) peer: u32,
     pub(super) rkey: u32,
     /// The first address, as requests name it.
     pub(super) addr: u64,
@@ -53,6 +56,7 @@ struct Entry {
     /// Of this grant alone; 0: there is none.
     serial: AtomicU64,
     qpn: AtomicU32,
+    peer: AtomicU32,
     rkey: AtomicU32,
     addr: AtomicU64,
     len: AtomicU64,
@@ -101,6 +105,7 @@ impl Board {
             Line(Entry {
                 serial: AtomicU64::new(0),
                 qpn: AtomicU32::new(0),
+                peer: AtomicU32::new(0),
                 rkey: AtomicU32::new(0),
                 addr: AtomicU64::new(0),
                 len: AtomicU64::new(0),
@@ -134,6 +139,7 @@ impl Board {
             return false;
         };
         entry.qpn.store(granted.qpn, Ordering::Relaxed);
+        entry.peer.store(granted.peer, Ordering::Relaxed);
         entry.rkey.store(granted.rkey, Ordering::Relaxed);
         entry.addr.store(granted.addr, Ordering::Relaxed);
         entry.len.store(granted.len, Ordering::Relaxed);
@@ -178,10 +184,18 @@ impl Board {
         self.count.0.load(Ordering::Relaxed) != 0
     }
 
-    /// The grant for a write.
-    pub(super) fn find(&self, qpn: u32, rkey: u32, addr: u64, len: u64) -> Option<Found> {
+    /// The grant for a write from one queue pair to another one.
+    pub(super) fn find(
+        &self,
+        [qpn, peer]: [u32; 2],
+        rkey: u32,
+        addr: u64,
+        len: u64,
+    ) -> Option<Found> {
         let (index, serial, granted) = self.read(|granted| {
-            granted.qpn == qpn && granted.rkey == rkey && granted.place(addr, len).is_some()
+            (granted.qpn, granted.peer) == (qpn, peer)
+                && granted.rkey == rkey
+                && granted.place(addr, len).is_some()
         })?;
         let place = granted.place(addr, len)?;
         Some(Found {
@@ -198,6 +212,7 @@ impl Board {
             let serial = entry.serial.load(Ordering::Acquire);
             let granted = Granted {
                 qpn: entry.qpn.load(Ordering::Relaxed),
+                peer: entry.peer.load(Ordering::Relaxed),
                 rkey: entry.rkey.load(Ordering::Relaxed),
                 addr: entry.addr.load(Ordering::Relaxed),
                 len: entry.len.load(Ordering::Relaxed),

@@ -10,6 +10,7 @@
 //! before anything behind it begins.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,12 +18,14 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
+use smallvec::SmallVec;
 use softverbs_proto::memory::Access;
 use softverbs_wire::num::{Qpn, Rkey};
 
 use super::super::Port;
 use super::super::border::SendPath;
 use super::super::counters::add;
+use super::Bell;
 use super::board::{Granted, Process};
 use super::inward::InLane;
 use super::outward::OutLane;
@@ -35,8 +38,10 @@ use crate::per_process::PerProcess;
 pub(crate) const MOST: usize = 4096;
 /// A write that has begun is over soon: so often it is looked at before others get the core.
 const SPINS: u32 = 1000;
-/// Longer than any write takes whose process is not stopped, mostly.
+/// A write takes no longer, unless its thread has lost its core: so long the engine's thread waits.
 const MOMENT: Duration = Duration::from_millis(1);
+/// Nor longer than this, unless its process is stopped: so long the application's threads wait.
+const LONG_MOMENT: Duration = Duration::from_millis(100);
 const NAP: Duration = Duration::from_micros(50);
 
 /// Whether a sender may place writes itself.
@@ -73,14 +78,16 @@ impl Granting {
 }
 
 /// Ends all grants: no write begins any more by one that there was. To be called behind what ends the
-/// right to it. What has begun is finished a moment later, for which the application's threads wait
-/// unless it is long.
+/// right to it. What has begun is finished a moment later, which is waited for unless it is long.
 pub(crate) fn end_grants() {
     if let Some(granting) = GRANTING.existing() {
         let writing = granting.end();
-        if !Engine::is_own_thread() {
-            wait(writing, |_| true, MOMENT);
-        }
+        let patience = if Engine::is_own_thread() {
+            MOMENT
+        } else {
+            LONG_MOMENT
+        };
+        wait(writing, |_| true, patience);
     }
 }
 
@@ -118,10 +125,9 @@ fn wait(mut writing: Vec<Arc<InLane>>, counts: impl Fn(u32) -> bool, patience: D
 }
 
 impl InLane {
-    fn sender_has_gone(&self) -> bool {
-        let mut fds = [PollFd::new(self.bell.fd(), PollFlags::empty())];
-        let polled = poll(&mut fds, PollTimeout::ZERO);
-        polled.is_ok() && fds[0].any() == Some(true)
+    /// The sender's process has ended, or is another program: it does not write.
+    pub(super) fn sender_has_gone(&self) -> bool {
+        has_ended(&self.bell, self.sender.as_ref())
     }
 
     /// Tells the sender how to reach this process.
@@ -134,14 +140,29 @@ impl InLane {
     }
 }
 
+/// Whether the other process has closed its end of a lane, or has ended, though a child of it may have
+/// that end still.
+fn has_ended(bell: &Bell, process: Option<&OwnedFd>) -> bool {
+    let closed = PollFd::new(bell.fd(), PollFlags::empty());
+    let ended = process.map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN));
+    let mut fds: SmallVec<[PollFd<'_>; 2]> = [closed].into_iter().chain(ended).collect();
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
 /// A lane that brought packets, for whom they are for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grantor<'a>(pub(super) &'a Arc<InLane>);
 
 impl Grantor<'_> {
-    /// From now on the sender may write to the region with this key itself, as the peer of this queue
-    /// pair, which is locked and may receive. Whether that is so.
-    pub(crate) fn grant(&self, regions: &MrTable, domain: Domain, qpn: Qpn, rkey: Rkey) -> bool {
+    /// From now on the sender may write to the region with this key itself, with the second of these queue
+    /// pairs, the peer of the first, which is locked and may receive. Whether that is so.
+    pub(crate) fn grant(
+        &self,
+        regions: &MrTable,
+        domain: Domain,
+        [qpn, peer]: [Qpn; 2],
+        rkey: Rkey,
+    ) -> bool {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let found = || -> Option<Granted> {
             let pin = regions.pin(rkey.get()).filter(|pin| !pin.is_window())?;
@@ -149,18 +170,20 @@ impl Grantor<'_> {
             let base = pin.range(addr, len, Access::REMOTE_WRITE, domain).ok()?;
             Some(Granted {
                 qpn: qpn.get(),
+                peer: peer.get(),
                 rkey: rkey.get(),
                 addr,
                 len: len as u64,
                 base: base.addr() as u64,
             })
         };
-        let Some(granted) = found() else { return false };
         let Ok(granting) = GRANTING.get_or_try(|| Result::Ok(Box::leak(Box::default()))) else {
             return false;
         };
         let board = self.0.ring.board();
         let mut lanes = granting.lock();
+        // Behind the lock, which whoever ends the region takes when the region is not valid any more.
+        let Some(granted) = found() else { return false };
         if board.has(&granted) {
             return true;
         }
@@ -189,8 +212,12 @@ pub(super) fn forget(lane: &Arc<InLane>) {
 }
 
 impl OutLane {
+    fn receiver_has_gone(&self) -> bool {
+        has_ended(&self.bell, None)
+    }
+
     /// Places octets in the receiver's memory, if it has granted that.
-    fn place(&self, qpn: u32, rkey: u32, addr: u64, octets: &[u8]) -> bool {
+    fn place(&self, qpns: [u32; 2], rkey: u32, addr: u64, octets: &[u8]) -> bool {
         let board = self.ring.board();
         let Ok(mut reach) = self.reach.try_lock() else {
             return false;
@@ -201,10 +228,16 @@ impl OutLane {
         if *reach == Reach::No {
             return false;
         }
-        let Some(found) = board.find(qpn, rkey, addr, octets.len() as u64) else {
+        let Some(found) = board.find(qpns, rkey, addr, octets.len() as u64) else {
             return false;
         };
         if !board.enter(&found) {
+            return false;
+        }
+        // Its number may be another process's soon, or it may be another program. Behind `enter`: the
+        // moment between this look and the write is short.
+        if self.receiver_has_gone() {
+            board.leave();
             return false;
         }
         let written = write(board.process().pid, found.place, octets);
@@ -254,11 +287,8 @@ fn write(pid: u32, place: u64, octets: &[u8]) -> bool {
 impl Port {
     /// Whether the other end of a path has granted anything. Costs next to nothing.
     pub(crate) fn has_grants(&self, path: &SendPath) -> bool {
-        let known = path.lane.lane.lock();
-        let known = known.unwrap_or_else(PoisonError::into_inner);
-        known
-            .as_ref()
-            .is_some_and(|lane| lane.ring.board().has_any())
+        let lane = path.lane.get();
+        lane.is_some_and(|lane| lane.ring.board().has_any())
     }
 
     /// Places an RDMA Write of [`MOST`] octets at most in the memory of the process at the end of a path.
@@ -267,18 +297,18 @@ impl Port {
     pub(crate) fn write_at_once(
         &self,
         path: &SendPath,
+        from: Qpn,
         rkey: Rkey,
         addr: u64,
         octets: &[u8],
     ) -> bool {
         let to_port = self.route(path);
-        let known = path.lane.lane.lock();
-        let known = known.unwrap_or_else(PoisonError::into_inner);
-        let lane = known
-            .as_ref()
+        let lane = path
+            .lane
+            .get()
             .filter(|lane| self.lanes.allowed() && lane.is_open() && lane.leads_to(path, to_port));
-        let placed =
-            lane.is_some_and(|lane| lane.place(path.dest_qpn.get(), rkey.get(), addr, octets));
+        let qpns = [path.dest_qpn.get(), from.get()];
+        let placed = lane.is_some_and(|lane| lane.place(qpns, rkey.get(), addr, octets));
         if placed {
             add(&self.counters.at_once, 1);
         }
@@ -319,10 +349,12 @@ mod tests {
             qp: qpn.get(),
         };
         let grantor = Grantor(&inward);
-        let grant = |key, domain| grantor.grant(regions, domain, qpn, Rkey::new(key));
+        let peer = Qpn::new(0x77_7777);
+        let qpns = [qpn.get(), peer.get()];
+        let grant = |key, domain| grantor.grant(regions, domain, [qpn, peer], Rkey::new(key));
         // Other tests of this process end grants, too.
         tests::wait_until("a write", || {
-            grant(key, domain) && outward.place(qpn.get(), key, addr + 8, &7_u64.to_ne_bytes())
+            grant(key, domain) && outward.place(qpns, key, addr + 8, &7_u64.to_ne_bytes())
         });
         let read = || {
             let mut octets = [0; LEN];
@@ -332,9 +364,12 @@ mod tests {
         let mut wanted = [0; LEN];
         wanted[8..16].copy_from_slice(&7_u64.to_ne_bytes());
         assert_eq!(read(), wanted);
-        assert!(!outward.place(qpn.get(), key, addr + 60, &[1; 8]), "beyond");
-        assert!(!outward.place(qpn.get() + 1, key, addr, &[1; 8]), "another");
-        assert!(!outward.place(qpn.get(), key + 1, addr, &[1; 8]), "another");
+        assert!(!outward.place(qpns, key, addr + 60, &[1; 8]), "beyond");
+        let others = [qpns[0] + 1, qpns[1]];
+        assert!(!outward.place(others, key, addr, &[1; 8]), "another");
+        let former = [qpns[0], qpns[1] + 1];
+        assert!(!outward.place(former, key, addr, &[1; 8]), "a former peer");
+        assert!(!outward.place(qpns, key + 1, addr, &[1; 8]), "another");
         let others = Domain {
             pd: domain.pd + 1,
             ..domain
@@ -347,7 +382,7 @@ mod tests {
         // A writer that is stopped between its look at the grant and the end of its write.
         let board = outward.ring.board();
         tests::wait_until("a writer", || {
-            let found = board.find(qpn.get(), key, addr, 8);
+            let found = board.find(qpns, key, addr, 8);
             grant(key, domain) && found.is_some_and(|found| board.enter(&found))
         });
         assert!(!end_grants_to(key, Duration::from_millis(10)));
@@ -358,6 +393,6 @@ mod tests {
         board.leave();
         mr.dereg().unwrap();
         assert!(!grant(key, domain), "it has gone");
-        assert!(!outward.place(qpn.get(), key, addr, &[1; 8]));
+        assert!(!outward.place(qpns, key, addr, &[1; 8]));
     }
 }

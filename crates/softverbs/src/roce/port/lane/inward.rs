@@ -36,6 +36,8 @@ pub(super) struct InLane {
     pub(super) bell: Bell,
     /// Random: by it the sender knows that this is the right process.
     pub(super) proof: u64,
+    /// The sender's process, where the kernel tells.
+    pub(super) sender: Option<OwnedFd>,
     token: OnceLock<Token>,
     /// The next place, for the thread that receives.
     inbox: Mutex<u64>,
@@ -141,6 +143,7 @@ impl Port {
         }
         let lane = Arc::new(InLane {
             ring,
+            sender: bell.process(),
             bell,
             proof: u64::from_ne_bytes(proof),
             token: OnceLock::new(),
@@ -164,11 +167,18 @@ impl Port {
         lane.introduce();
         // Nothing has come: the first packet wakes the engine's thread.
         lane.ring.sleep(0);
-        lane.ring.accept();
-        inward.push(lane);
+        if let Some(sender) = &lane.sender {
+            // Its end, though a child may keep its end of the bell.
+            let _ = self
+                .engine
+                .watch(Set::Data, token, sender.as_fd(), EpollFlags::EPOLLIN);
+        }
+        inward.push(Arc::clone(&lane));
         self.lanes
             .inward_count
-            .store(inward.len(), Ordering::Release);
+            .store(inward.len(), Ordering::SeqCst);
+        // Before the first packet comes, so that datagrams stay behind it.
+        lane.ring.accept();
     }
 
     /// Whether packets may come by a lane.
@@ -338,7 +348,6 @@ impl Port {
     /// The sender has gone. What it had sent is received.
     fn remove_inward(&self, lane: &Arc<InLane>) {
         self.receive_all_of(lane);
-        direct::forget(lane);
         let inward = self.lanes.inward.write();
         let mut inward = inward.unwrap_or_else(PoisonError::into_inner);
         let before = inward.len();
@@ -348,8 +357,13 @@ impl Port {
             .store(inward.len(), Ordering::Release);
         let was_there = inward.len() < before;
         drop(inward);
+        // No packet of it is being handed on any more, which could earn it a grant.
+        direct::forget(lane);
         if was_there {
             self.engine.unwatch(Set::Data, lane.bell.fd());
+            if let Some(sender) = &lane.sender {
+                self.engine.unwatch(Set::Data, sender.as_fd());
+            }
             if let Some(&token) = lane.token.get() {
                 self.engine.sources.remove(token);
             }
@@ -365,7 +379,7 @@ struct Served {
 
 impl Source for Served {
     fn ready(&self, _: &Engine, _: EpollFlags) {
-        if self.lane.bell.hush() {
+        if self.lane.bell.hush() && !self.lane.sender_has_gone() {
             self.port.receive_lane(&self.lane);
         } else {
             self.port.remove_inward(&self.lane);
@@ -377,7 +391,9 @@ impl Source for Served {
 
     fn neglected(&self) -> bool {
         let lane = &self.lane;
-        !lane.bell.hush() || lane.is_ready() && !lane.polled.load(Ordering::Relaxed)
+        !lane.bell.hush()
+            || lane.sender_has_gone()
+            || lane.is_ready() && !lane.polled.load(Ordering::Relaxed)
     }
 }
 

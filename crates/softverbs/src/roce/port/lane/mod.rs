@@ -34,6 +34,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use softverbs_proto::time::Time;
 
 pub(crate) use self::direct::{Grantor, MOST as MOST_AT_ONCE, end_grants, end_grants_to};
@@ -44,7 +46,7 @@ pub(super) use self::outward::PathLane;
 #[cfg(test)]
 pub(super) use self::ring::SLOTS;
 pub use self::same_host::SameHost;
-use super::Port;
+use super::{Port, sys};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Lookout};
 use crate::error::Result;
@@ -72,8 +74,10 @@ pub(super) struct Lanes {
     token: OnceLock<Token>,
     /// The timer is set.
     timer: AtomicBool,
-    /// One opens them at a time.
-    opening: Mutex<()>,
+    /// How many have been offered.
+    offers: AtomicUsize,
+    /// One opens them at a time. Those that did not want one: their first slots and their ports.
+    opening: Mutex<HashMap<u16, [u16; 2]>>,
 }
 
 impl Lanes {
@@ -95,6 +99,18 @@ impl Lanes {
         let outward = self.outward.read().unwrap_or_else(PoisonError::into_inner);
         let open = outward.values().filter(|lane| lane.is_open()).count();
         (open, self.inward_count.load(Ordering::Relaxed))
+    }
+
+    /// Those that did not want a lane.
+    #[cfg(test)]
+    pub(super) fn refusals(&self) -> usize {
+        self.opening.lock().unwrap().len()
+    }
+
+    /// Lanes that have been offered.
+    #[cfg(test)]
+    pub(super) fn offers(&self) -> usize {
+        self.offers.load(Ordering::Relaxed)
     }
 
     fn outward(&self) -> Vec<Arc<OutLane>> {
@@ -122,6 +138,12 @@ impl Bell {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+
+    /// The process that has made the pair, if this one has not.
+    fn process(&self) -> Option<OwnedFd> {
+        let credentials = getsockopt(&self.0, PeerCredentials).ok()?;
+        sys::open_process(credentials.pid()).ok()
     }
 
     fn ring(&self) {

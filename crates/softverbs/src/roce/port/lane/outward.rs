@@ -33,7 +33,8 @@ pub(in super::super) struct PathLane {
     left: AtomicU16,
     /// Packets have gone over UDP, and none by the lane since.
     by_socket: AtomicBool,
-    pub(super) lane: Mutex<Option<Arc<OutLane>>>,
+    /// It goes with its receiver, whoever remembers the way there.
+    lane: Mutex<Weak<OutLane>>,
 }
 
 impl PathLane {
@@ -41,16 +42,35 @@ impl PathLane {
         Self {
             left: AtomicU16::new(CALLS),
             by_socket: AtomicBool::new(false),
-            lane: Mutex::new(None),
+            lane: Mutex::new(Weak::new()),
         }
     }
+
+    pub(super) fn get(&self) -> Option<Arc<OutLane>> {
+        let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        lane.upgrade()
+    }
+
+    fn set(&self, lane: Option<&Arc<OutLane>>) {
+        let lane = lane.map_or_else(Weak::new, Arc::downgrade);
+        *self.lane.lock().unwrap_or_else(PoisonError::into_inner) = lane;
+    }
+}
+
+/// What comes of the wish for a lane.
+enum Wanted {
+    Lane(Arc<OutLane>),
+    /// Not now.
+    Later,
+    /// The receiver does not want one, or there are enough.
+    No,
 }
 
 /// A lane to another process.
 #[derive(Debug)]
 pub(super) struct OutLane {
     pub(super) ring: Ring,
-    bell: Bell,
+    pub(super) bell: Bell,
     /// The first slot of the receiver, and its UDP ports, which tell it from one that had the slot before.
     home: u16,
     ports: [u16; 2],
@@ -136,34 +156,31 @@ impl Port {
         if to_port == self.public_port || !self.lanes.allowed() {
             return None;
         }
-        let known = path.lane.lane.lock();
-        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        let mut known = path.lane.get();
         let v6 = path.remote.is_ipv6();
         let left = path.lane.left.load(Ordering::Relaxed);
         if known.is_none() && left == CALLS {
             // Another path may have one already.
-            *known = self.known_lane(path);
+            known = self.known_lane(path);
+            path.lane.set(known.as_ref());
         }
-        let Some(lane) = &*known else {
+        let Some(lane) = known else {
             let left = left.saturating_sub(1);
             path.lane.left.store(left, Ordering::Relaxed);
             if left == 0 {
-                *known = self.lane_to(path);
-                if known.is_none() {
-                    path.lane.left.store(AGAIN, Ordering::Relaxed);
+                match self.lane_to(path) {
+                    Wanted::Lane(lane) => path.lane.set(Some(&lane)),
+                    Wanted::Later => path.lane.left.store(CALLS, Ordering::Relaxed),
+                    Wanted::No => path.lane.left.store(AGAIN, Ordering::Relaxed),
                 }
             }
             return None;
         };
         if !lane.is_open() || !lane.leads_to(path, to_port) {
             if !lane.may_open() || !lane.leads_to(path, to_port) {
-                let after = if lane.gone.load(Ordering::Relaxed) {
-                    CALLS
-                } else {
-                    AGAIN
-                };
+                let after = if lane.ring.is_closed() { AGAIN } else { CALLS };
                 path.lane.left.store(after, Ordering::Relaxed);
-                *known = None;
+                path.lane.set(None);
             }
             return None;
         }
@@ -180,7 +197,7 @@ impl Port {
             remote: octets_of(path.local),
             ..Meta::default()
         };
-        Some(self.put_packets(lane, packets, &meta, path))
+        Some(self.put_packets(&lane, packets, &meta, path))
     }
 
     fn put_packets(
@@ -269,28 +286,36 @@ impl Port {
     }
 
     /// The lane to the process at the end of a path, which is offered one if there is none.
-    fn lane_to(&self, path: &SendPath) -> Option<Arc<OutLane>> {
+    fn lane_to(&self, path: &SendPath) -> Wanted {
         let slot = slot_of(path.dest_qpn);
-        let owner = self.owner_of(slot, self.engine.coarse_now())?;
+        let Some(owner) = self.owner_of(slot, self.engine.coarse_now()) else {
+            return Wanted::Later;
+        };
         let ports = [owner.port_v4, owner.port_v6];
         let opening = self.lanes.opening.lock();
-        let _one = opening.unwrap_or_else(PoisonError::into_inner);
+        let mut opening = opening.unwrap_or_else(PoisonError::into_inner);
         let outward = || {
             let outward = self.lanes.outward.read();
             outward.unwrap_or_else(PoisonError::into_inner)
         };
         let known = outward().get(&owner.home).cloned();
         match known {
-            Some(lane) if lane.ports == ports && lane.may_open() => return Some(lane),
-            // It did not want one.
-            Some(lane) if lane.ports == ports && !lane.gone.load(Ordering::Relaxed) => return None,
-            Some(lane) => self.remove_outward(&lane),
+            Some(lane) if lane.ports == ports && lane.may_open() => return Wanted::Lane(lane),
+            Some(lane) => {
+                // The engine's thread removes it; this one holds a queue pair.
+                lane.gone.store(true, Ordering::SeqCst);
+                self.look_for_room_after(Duration::ZERO);
+                return Wanted::Later;
+            }
             None => {}
         }
-        if outward().len() >= MOST {
-            return None;
+        // One that did not want one does not want another one.
+        if opening.get(&owner.home) == Some(&ports) || outward().len() >= MOST {
+            return Wanted::No;
         }
+        opening.remove(&owner.home);
         self.offer_lane(owner.home, ports)
+            .map_or(Wanted::Later, Wanted::Lane)
     }
 
     fn offer_lane(&self, home: u16, ports: [u16; 2]) -> Option<Arc<OutLane>> {
@@ -309,33 +334,34 @@ impl Port {
             full_since: AtomicU64::new(0),
         });
         let &port = self.lanes.port.get()?;
+        // Before anything else: its queue may be full for a moment.
+        self.send_offer(home, file.as_fd(), theirs.as_fd()).ok()?;
+        self.lanes.offers.fetch_add(1, Ordering::Relaxed);
         let source: Arc<dyn Source> = Arc::new(Served {
             port,
             lane: Arc::clone(&lane),
         });
         let token = self.engine.sources.add(source);
         let _ = lane.token.set(token);
-        let watched = self
-            .engine
-            .watch(Set::Data, token, lane.bell.fd(), EpollFlags::EPOLLIN);
-        if watched.is_err() {
-            self.engine.sources.remove(token);
-            return None;
-        }
         let outward = self.lanes.outward.write();
         outward
             .unwrap_or_else(PoisonError::into_inner)
             .insert(home, Arc::clone(&lane));
-        if self.send_offer(home, file.as_fd(), theirs.as_fd()).is_err() {
-            self.remove_outward(&lane);
-            return None;
-        }
+        // Without it the end of the receiver shows in the answers that do not come.
+        let _ = self
+            .engine
+            .watch(Set::Data, token, lane.bell.fd(), EpollFlags::EPOLLIN);
         Some(lane)
     }
 
     /// The receiver has gone, or has another lane. Who waits for room in it goes on over UDP.
     fn remove_outward(&self, lane: &Arc<OutLane>) {
         lane.gone.store(true, Ordering::SeqCst);
+        if lane.ring.is_closed() {
+            let opening = self.lanes.opening.lock();
+            let mut refused = opening.unwrap_or_else(PoisonError::into_inner);
+            refused.insert(lane.home, lane.ports);
+        }
         let outward = self.lanes.outward.write();
         let mut outward = outward.unwrap_or_else(PoisonError::into_inner);
         if outward
@@ -361,9 +387,7 @@ impl Port {
         path: &SendPath,
         sink: &Weak<dyn PacketSink>,
     ) -> bool {
-        let known = path.lane.lane.lock();
-        let known = known.unwrap_or_else(PoisonError::into_inner);
-        let Some(lane) = known.as_ref().filter(|lane| lane.is_open()) else {
+        let Some(lane) = path.lane.get().filter(|lane| lane.is_open()) else {
             return false;
         };
         let mut waiting = lane.waiting();
@@ -422,7 +446,9 @@ impl Port {
     pub(super) fn give_up_waiting(&self, now: Time) {
         self.lanes.timer.store(false, Ordering::SeqCst);
         for lane in self.lanes.outward() {
-            if lane.is_awaited() && (lane.ring.has_room() || lane.is_stuck(now)) {
+            if lane.gone.load(Ordering::SeqCst) {
+                self.remove_outward(&lane);
+            } else if lane.is_awaited() && (lane.ring.has_room() || lane.is_stuck(now)) {
                 self.tell_waiting(&lane);
             }
         }

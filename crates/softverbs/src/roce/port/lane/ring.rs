@@ -311,6 +311,10 @@ impl Ring {
         self.front().state.0.load(Ordering::Acquire) == ACCEPTED
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.front().state.0.load(Ordering::Acquire) == CLOSED
+    }
+
     pub(super) fn is_offered(&self) -> bool {
         self.front().state.0.load(Ordering::Acquire) == OFFERED
     }

@@ -6,6 +6,7 @@ use super::board::{Board, GRANTS, Granted};
 
 const GRANTED: Granted = Granted {
     qpn: 7,
+    peer: 9,
     rkey: 0x1234,
     addr: 1000,
     len: 100,
@@ -15,15 +16,19 @@ const GRANTED: Granted = Granted {
 #[test]
 fn only_what_is_granted_is_found() {
     let board = Board::new();
-    assert!(!board.has_any() && board.find(7, 0x1234, 1000, 8).is_none());
+    assert!(!board.has_any() && board.find([7, 9], 0x1234, 1000, 8).is_none());
     assert!(board.grant(1, &GRANTED));
     assert!(board.has_any() && board.has(&GRANTED));
     let place = |qpn, rkey, addr, len| {
-        let found = board.find(qpn, rkey, addr, len);
+        let found = board.find([qpn, 9], rkey, addr, len);
         found.map(|found| found.place)
     };
     assert_eq!(place(7, 0x1234, 1000, 100), Some(0x5000));
     assert_eq!(place(7, 0x1234, 1099, 1), Some(0x5000 + 99));
+    assert!(
+        board.find([7, 8], 0x1234, 1000, 8).is_none(),
+        "a former peer"
+    );
     for (qpn, rkey, addr, len) in [
         (8, 0x1234, 1000, 8),
         (7, 0x1235, 1000, 8),
@@ -50,7 +55,7 @@ fn there_are_enough_grants_some_time() {
     }
     assert!(!board.grant(99, &GRANTED));
     board.end();
-    assert!(!board.has_any() && board.find(7, 0x1234, 1000, 8).is_none());
+    assert!(!board.has_any() && board.find([7, 9], 0x1234, 1000, 8).is_none());
     assert!(board.grant(100, &GRANTED));
 }
 
@@ -58,7 +63,7 @@ fn there_are_enough_grants_some_time() {
 fn what_has_ended_is_not_entered() {
     let board = Board::new();
     assert!(board.grant(1, &GRANTED));
-    let found = board.find(7, 0x1234, 1000, 8).unwrap();
+    let found = board.find([7, 9], 0x1234, 1000, 8).unwrap();
     assert!(board.enter(&found));
     assert_eq!(board.written(), Some(0x1234));
     board.leave();
@@ -77,7 +82,7 @@ fn who_ends_grants_is_safe() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                if let Some(found) = board.find(7, 0x1234, 1000, 8)
+                if let Some(found) = board.find([7, 9], 0x1234, 1000, 8)
                     && board.enter(&found)
                 {
                     let is_valid = valid.load(Ordering::SeqCst);
