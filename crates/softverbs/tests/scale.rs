@@ -141,7 +141,7 @@ fn ten_thousand_connections_each_answered_from_its_first_completion(transport: T
     let connections = allowed(transport, wanted);
     drop(pair(&Setup::over(transport)));
     // Numbers of queue pairs are a file's each 4096, over RoCE, and stay this process's.
-    let descriptors = open_descriptors() + 8;
+    let descriptors = open_descriptors() + 16;
     round(transport, connections);
     settle(descriptors);
     let memory = resident();
