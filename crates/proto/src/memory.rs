@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use softverbs_wire::num::{Lkey, Qpn, Rkey};
 
-use crate::wr::{BindMw, RecvRequest, Sge};
+use crate::wr::{BindMw, RecvRequest, SendRequest, Sge};
 
 bitflags! {
     /// Access rights of a memory region; the values are those of `enum ibv_access_flags`.
@@ -69,6 +69,13 @@ pub trait Memory {
 
     /// Makes a key invalid.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryFault>;
+
+    /// Carries out an RDMA Write past the wire, in the peer's memory. False: nothing is done, or a part
+    /// of it, and it is to be sent. Nobody has to be able to.
+    fn place(&mut self, request: &SendRequest) -> bool {
+        let _ = request;
+        false
+    }
 
     /// Binds a memory window. Not all have them.
     fn bind(&mut self, bind: &BindMw) -> Result<(), MemoryFault> {

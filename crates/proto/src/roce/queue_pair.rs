@@ -164,6 +164,18 @@ impl QueuePair {
         }
     }
 
+    /// The same (RC) for an RDMA Write that may go past the wire (`Memory::place`) when all requests before
+    /// it have completed.
+    pub fn post_send_past(&mut self, request: SendRequest) -> Result<(), Misuse> {
+        let is_write = matches!(request.op, SendOp::Write { .. });
+        let before = self.sq.len();
+        self.post_send(request)?;
+        if is_write && self.config.qp_type == QpType::Rc && self.sq.len() > before {
+            self.sq.let_newest_past();
+        }
+        Ok(())
+    }
+
     /// Queues a request (XRC) for the shared receive queue of this number at the peer.
     pub fn post_send_xrc(&mut self, request: SendRequest, srq: Qpn) -> Result<(), Misuse> {
         if self.config.qp_type != QpType::XrcSend {

@@ -160,16 +160,17 @@ impl QueuePair {
         match entry.progress {
             Progress::Failed(_) => return false,
             Progress::Queued if self.state == QpState::Sqd => return false,
-            Progress::Queued if !self.may_begin(&entry.request) => return false,
+            Progress::Queued if !self.may_begin(entry) => return false,
             Progress::Queued | Progress::Begun => {}
         }
         !self.config.qp_type.is_reliable() || self.has_room(entry)
     }
 
-    fn may_begin(&self, request: &SendRequest) -> bool {
+    fn may_begin(&self, entry: &Entry) -> bool {
+        let request = &entry.request;
         match request.op {
             // What is in flight may have to be sent again, from memory that the key stands for.
-            op if is_local(op) => self.sq.current_is_oldest(),
+            op if is_local(op) || entry.past => self.sq.current_is_oldest(),
             _ => !request.flags.contains(SendFlags::FENCE) || self.requester.pieces.is_empty(),
         }
     }
@@ -180,7 +181,7 @@ impl QueuePair {
         if requester.recovery.is_waiting() {
             return false;
         }
-        if is_local(entry.request.op) {
+        if is_local(entry.request.op) || entry.past {
             return true;
         }
         let limit = self.flight_limit();
@@ -215,6 +216,14 @@ impl QueuePair {
         let Some(entry) = self.sq.current() else {
             return;
         };
+        if entry.past {
+            if memory.place(&entry.request) {
+                self.sq.complete_oldest(WcStatus::Success);
+            } else {
+                self.sq.keep_current();
+            }
+            return;
+        }
         let failed = |_| WcStatus::LocProtErr;
         let local = match entry.request.op {
             SendOp::LocalInvalidate(key) => Some(memory.invalidate(key).map_err(failed)),

@@ -27,6 +27,8 @@ pub(super) struct Entry {
     pub(super) request: SendRequest,
     pub(super) destination: UdDestination,
     pub(super) progress: Progress,
+    /// It may go past the wire, when all before it have completed: then it takes no sequence number.
+    pub(super) past: bool,
     /// The sequence number of its first packet, once begun.
     pub(super) first: Psn,
     /// How many sequence numbers it takes.
@@ -85,9 +87,24 @@ impl SendQueue {
             request,
             destination,
             progress: Progress::Queued,
+            past: false,
             first: Psn::new(0),
             packets: 0,
         });
+    }
+
+    /// The newest request may go past the wire.
+    pub(super) fn let_newest_past(&mut self) {
+        if let Some(entry) = self.entries.back_mut() {
+            entry.past = true;
+        }
+    }
+
+    /// The request whose turn it is goes by the wire.
+    pub(super) fn keep_current(&mut self) {
+        if let Some(entry) = self.entries.get_mut(self.cursor) {
+            entry.past = false;
+        }
     }
 
     /// A request that is posted to a queue that only flushes.

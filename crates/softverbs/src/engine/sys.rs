@@ -68,6 +68,23 @@ impl<'a> IoList<'a> {
         }
     }
 
+    /// Writes the list to the memory of another process, at an address there. Whether all of it was
+    /// written.
+    pub(crate) fn write_to_process(&self, pid: libc::pid_t, place: usize) -> bool {
+        let there = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(place),
+            iov_len: self.len,
+        };
+        let count = self.iov.len() as libc::c_ulong;
+        // SAFETY: our elements come from slices borrowed for 'a or from ranges that `Pin::range` checked,
+        // whose pins are held by `self`; the kernel only reads them. The other one is of another process
+        // (or of this one, of a region that its grant keeps), and EFAULT where there is nothing.
+        let written = unsafe {
+            libc::process_vm_writev(pid, self.iov.as_ptr(), count, &raw const there, 1, 0)
+        };
+        usize::try_from(written) == Ok(self.len)
+    }
+
     /// Gathers the list into the socket without blocking. Returns how many octets it took.
     pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, end_of_record: bool) -> io::Result<usize> {
         let mut flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;

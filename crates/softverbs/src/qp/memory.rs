@@ -1,11 +1,13 @@
 //! Registered memory as one queue pair sees it.
 
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
-use softverbs_proto::wr::{BindMw, RecvRequest, Sge};
+use softverbs_proto::wr::{BindMw, Payload, RecvRequest, SendOp, SendRequest, Sge};
 use softverbs_wire::num::{Lkey, Qpn, Rkey};
 
 use super::QpInner;
+use crate::engine::sys::IoList;
 use crate::mr_table::{Domain, LastPin, MrTable, Pin};
+use crate::roce::port::{Port, SendPath};
 use crate::srq::Srq;
 
 /// The upward trait of proto for one queue pair.
@@ -16,6 +18,8 @@ pub(crate) struct QpMemory<'a> {
     last: LastPin<'a>,
     /// The shared receive queue of the message (XRC).
     selected: Option<Srq>,
+    /// The way to the peer, on which its memory can be reached, perhaps.
+    reach: Option<(&'static Port, &'a SendPath)>,
 }
 
 impl<'a> QpMemory<'a> {
@@ -26,7 +30,14 @@ impl<'a> QpMemory<'a> {
             domain: qp.domain(),
             last: LastPin::new(&qp.pd.context().inner().regions),
             selected: None,
+            reach: None,
         }
+    }
+
+    /// The same, for requests to the peer at the end of a path.
+    pub(crate) fn reaching(mut self, port: &'static Port, path: Option<&'a SendPath>) -> Self {
+        self.reach = path.map(|path| (port, path));
+        self
     }
 
     pub(super) fn regions(&self) -> &'a MrTable {
@@ -63,6 +74,31 @@ impl Memory for QpMemory<'_> {
         // Which waits until nobody has it pinned.
         self.last.release();
         self.regions.invalidate(rkey, self.domain)
+    }
+
+    fn place(&mut self, request: &SendRequest) -> bool {
+        let (Some((port, path)), SendOp::Write { remote_addr, rkey }) = (self.reach, request.op)
+        else {
+            return false;
+        };
+        let mut octets = IoList::new();
+        match &request.payload {
+            Payload::Inline(data) => octets.push_out(data),
+            Payload::Sges(sges) => {
+                for sge in sges.iter().filter(|sge| sge.length > 0) {
+                    let len = sge.length as usize;
+                    let found =
+                        self.regions
+                            .iovec(sge.lkey, sge.addr, len, Access::empty(), self.domain);
+                    match found {
+                        Ok((pin, start)) if !pin.is_window() => octets.push_pinned(pin, start, len),
+                        // Its completion will say so.
+                        _ => return false,
+                    }
+                }
+            }
+        }
+        port.write_at_once(path, self.qp.qp_num, rkey, remote_addr, &octets)
     }
 
     fn bind(&mut self, bind: &BindMw) -> Result<(), MemoryFault> {

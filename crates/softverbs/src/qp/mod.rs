@@ -486,6 +486,9 @@ impl QpInner {
                         if wrs.len() == 1 && self.writes_at_once(roce, &request) {
                             return Ok(());
                         }
+                        if self.may_go_past(roce, &request) {
+                            return Ok(roce.queue_pair.post_send_past(request)?);
+                        }
                         roce.post_send(request, wr, self.pd.id())
                     }
                 });

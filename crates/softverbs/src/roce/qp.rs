@@ -356,7 +356,6 @@ impl QpInner {
                 }
             }
         }
-        let mut memory = QpMemory::new(self);
         let reliable = self.qp_type.is_reliable();
         let budget = if reliable { BUDGET } else { UNRELIABLE_BUDGET };
         let mut rounds = 0;
@@ -368,8 +367,10 @@ impl QpInner {
             }
             let mut batch = BATCH.take();
             let now = self.engine.now();
+            let mut memory = QpMemory::new(self).reaching(roce.port, roce.path.as_ref());
             roce.queue_pair
                 .poll_transmit(now, &mut memory, &mut batch, BATCH_PACKETS);
+            drop(memory);
             if batch.is_empty() {
                 BATCH.set(batch);
                 break;

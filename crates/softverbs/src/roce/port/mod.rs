@@ -67,7 +67,7 @@ use self::folder::{Folder, Lock, SlotOwner};
 use self::held::Held;
 use self::lane::Lanes;
 pub use self::lane::SameHost;
-pub(crate) use self::lane::{Grantor, MOST_AT_ONCE, end_grants, end_grants_to};
+pub(crate) use self::lane::{Grantor, end_grants, end_grants_to};
 use self::mads::Mads;
 use self::multicast::Groups;
 use self::presence::Presence;

@@ -1,59 +1,60 @@
-//! RDMA Writes past all queues, between processes of one host: what the sender of a small one places
-//! itself, and what its target lets it write to. See `port::lane`.
+//! RDMA Writes past all queues, between processes of one host: what their sender places itself, and what
+//! its target lets it write to. See `port::lane`.
+//!
+//! A small one is placed by whoever posts it, if nothing is under way: the first one since a poll, since
+//! many are faster together. A large one waits until those before it have completed, and is placed then.
 
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-use softverbs_proto::memory::Access;
+use softverbs_proto::memory::{Access, Memory};
 use softverbs_proto::qp_state::{QpState, QpType};
-use softverbs_proto::wr::{
-    Completion, Payload, SendFlags, SendOp, SendRequest, WcOpcode, WcStatus,
-};
+use softverbs_proto::wr::{Completion, SendFlags, SendOp, SendRequest, WcOpcode, WcStatus};
 use softverbs_wire::ib::{Opcode, Packet};
 use softverbs_wire::num::Rkey;
 
 use super::Roce;
-use crate::engine::Engine;
-use crate::mr_table::LastPin;
-use crate::qp::QpInner;
-use crate::roce::port::{Grantor, MOST_AT_ONCE, end_grants};
+use crate::qp::{QpInner, QpMemory};
+use crate::roce::port::{Grantor, end_grants};
 use crate::wr::Wc;
 
-/// So many writes to one region, of which the application saw none come, and its peer may go on alone.
+/// So many writes to one region in a row, and the peer may go on alone.
 const MANY: u8 = 8;
+/// Up to so many octets a write is small: what one packet of the largest path MTU takes.
+const SMALL: u64 = 4096;
+/// Longer ones are sent: whoever ends a grant waits for a write that has begun.
+const MOST: u64 = 16 << 20;
 
-/// What the peer keeps writing to while nobody polls.
+/// What the peer keeps writing to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Passive {
     rkey: Option<Rkey>,
-    /// Writes that the engine's thread has placed, less those that the application's threads have.
+    /// Writes in a row.
     score: u8,
     /// Something was granted.
     granted: bool,
 }
 
 impl Passive {
-    /// A write of one packet was placed, on the engine's own thread or on another one. Whether the peer
-    /// may go on alone.
-    fn note(&mut self, rkey: Rkey, own: bool) -> bool {
+    /// Another write. Whether the peer may go on alone.
+    fn note(&mut self, rkey: Rkey) -> bool {
         if self.rkey != Some(rkey) {
             self.rkey = Some(rkey);
             self.score = 0;
         }
-        self.score = if own {
-            (self.score + 1).min(MANY)
-        } else {
-            self.score.saturating_sub(1)
-        };
+        self.score = (self.score + 1).min(MANY);
         self.score == MANY
     }
 }
 
-/// The key of a write that is one packet.
+/// The key of a write that begins with this packet.
 pub(super) fn written_by(packet: &Packet<'_>) -> Option<Rkey> {
     let headers = &packet.headers;
     let reth = headers.reth.as_ref()?;
-    (headers.bth.opcode == Opcode::RC_WRITE_ONLY).then_some(reth.rkey)
+    let begins = matches!(
+        headers.bth.opcode,
+        Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_FIRST
+    );
+    begins.then_some(reth.rkey)
 }
 
 impl Roce {
@@ -66,7 +67,8 @@ impl Roce {
 }
 
 impl QpInner {
-    /// The last of some packets that came together by a lane was a write with this key, or none.
+    /// Among packets that came together by a lane, a write with this key was the last one to begin, if
+    /// one did.
     pub(super) fn note_write(&self, roce: &mut Roce, grantor: &Grantor<'_>, rkey: Option<Rkey>) {
         let Some(rkey) = rkey else { return };
         let ready = matches!(roce.queue_pair.state(), QpState::Rtr | QpState::Rts);
@@ -75,7 +77,7 @@ impl QpInner {
         if self.qp_type != QpType::Rc || !ready || !may_write.contains(Access::REMOTE_WRITE) {
             return;
         }
-        if roce.passive.note(rkey, Engine::is_own_thread()) {
+        if roce.passive.note(rkey) {
             // A grant that is not ended here is ended with the region.
             roce.passive.granted = true;
             roce.passive.score = 0;
@@ -84,20 +86,34 @@ impl QpInner {
         }
     }
 
+    /// Whether a large write may go past the wire when its turn comes.
+    pub(crate) fn may_go_past(&self, roce: &Roce, request: &SendRequest) -> bool {
+        let SendOp::Write { remote_addr, rkey } = request.op else {
+            return false;
+        };
+        let len = request.payload.len();
+        (SMALL + 1..=MOST).contains(&len)
+            && self.qp_type == QpType::Rc
+            && roce.early.is_none()
+            && roce.path.as_ref().is_some_and(|path| {
+                let port = roce.port;
+                port.is_granted(path, self.qp_num, rkey, remote_addr, len)
+            })
+    }
+
     /// Whether a request is done when this returns: a small write, when nothing is under way and the
-    /// target lets this process do it. The first one since a poll: many are faster together.
+    /// target lets this process do it.
     pub(crate) fn writes_at_once(&self, roce: &mut Roce, request: &SendRequest) -> bool {
         let SendOp::Write { remote_addr, rkey } = request.op else {
             return false;
         };
-        let Some(path) = roce.path.as_ref() else {
+        let len = request.payload.len();
+        // Some kernels copy fewer than eight octets one by one, which whoever reads them would see.
+        let whole = len == 1 || (8..=SMALL).contains(&len);
+        let Some(path) = roce.path.as_ref().filter(|_| whole) else {
             return false;
         };
-        if self.qp_type != QpType::Rc || !roce.port.has_grants(path) {
-            return false;
-        }
-        let len = usize::try_from(request.payload.len()).unwrap_or(usize::MAX);
-        let queue_pair = &mut roce.queue_pair;
+        let queue_pair = &roce.queue_pair;
         let idle = queue_pair.state() == QpState::Rts
             && queue_pair.outstanding() == 0
             // Nor is there one that an acknowledge has just completed, before this one.
@@ -105,37 +121,14 @@ impl QpInner {
             && roce.pending.is_empty()
             && roce.early.is_none();
         let first = self.sent_epoch.load(Ordering::Relaxed) != self.send_cq.epoch();
-        // Some kernels copy fewer than eight octets one by one, which whoever reads them would see.
-        let whole = len == 1 || (8..=MOST_AT_ONCE).contains(&len);
-        if !whole || !idle || !first || self.send_cq.has_overrun() {
-            return false;
-        }
-        let mut copied = SmallVec::<[u8; 256]>::new();
-        let octets = match &request.payload {
-            Payload::Inline(data) => &data[..],
-            Payload::Sges(sges) => {
-                let memory = LastPin::new(&self.pd.context().inner().regions);
-                copied.resize(len, 0);
-                let mut rest = &mut copied[..];
-                for sge in sges.iter().filter(|sge| sge.length > 0) {
-                    let (room, behind) = rest.split_at_mut(sge.length as usize);
-                    rest = behind;
-                    let (len, domain) = (sge.length.into(), self.domain());
-                    let copy = memory.with(sge.lkey.get(), |pin| {
-                        pin.check_local(sge.addr, len, Access::empty(), domain)?;
-                        pin.copy_out(sge.addr, room, domain)
-                    });
-                    if copy.is_err() {
-                        // Its completion will say so.
-                        return false;
-                    }
-                }
-                &copied[..]
-            }
-        };
-        if !roce
-            .port
-            .write_at_once(path, self.qp_num, rkey, remote_addr, octets)
+        if self.qp_type != QpType::Rc
+            || !idle
+            || !first
+            || self.send_cq.has_overrun()
+            || !(roce.port).is_granted(path, self.qp_num, rkey, remote_addr, len)
+            || !QpMemory::new(self)
+                .reaching(roce.port, Some(path))
+                .place(request)
         {
             return false;
         }
@@ -163,19 +156,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_polls_grants_nothing() {
+    fn who_keeps_writing_to_one_region_gets_a_grant() {
         let (one, other) = (Rkey::new(1), Rkey::new(2));
         let mut passive = Passive::default();
         for _ in 0..100 {
-            assert!(!passive.note(one, true) && !passive.note(one, false));
+            assert!(!passive.note(one) && !passive.note(other));
         }
-        for _ in 1..MANY {
-            assert!(!passive.note(one, true));
+        for _ in 1..MANY - 1 {
+            assert!(!passive.note(other));
         }
-        assert!(!passive.note(other, true), "another region");
-        for _ in 1..MANY {
-            assert!(!passive.note(one, true));
-        }
-        assert!(passive.note(one, true));
+        assert!(passive.note(other));
     }
 }

@@ -36,7 +36,7 @@ impl QpInner {
                 grh: datagram.then(|| grh_area(&meta, from)),
             };
             roce.queue_pair.on_packet(now, &mut memory, &packet, &meta);
-            last_write = written_by(&packet);
+            last_write = written_by(&packet).or(last_write);
         }
         drop(memory);
         if let Some(grantor) = grantor.filter(|_| !datagram) {

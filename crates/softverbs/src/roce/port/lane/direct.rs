@@ -9,14 +9,14 @@
 //! A write that was placed so takes no packet number: nothing is under way before it, and it is over
 //! before anything behind it begins.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use smallvec::SmallVec;
 use softverbs_proto::memory::Access;
@@ -30,12 +30,11 @@ use super::board::{Granted, Process};
 use super::inward::InLane;
 use super::outward::OutLane;
 use crate::engine::Engine;
+use crate::engine::sys::IoList;
 use crate::error::Result;
 use crate::mr_table::{Domain, MrTable};
 use crate::per_process::PerProcess;
 
-/// The longest write that is placed so: what one packet of the largest path MTU takes.
-pub(crate) const MOST: usize = 4096;
 /// A write that has begun is over soon: so often it is looked at before others get the core.
 const SPINS: u32 = 1000;
 /// A write takes no longer, unless its thread has lost its core: so long the engine's thread waits.
@@ -217,7 +216,7 @@ impl OutLane {
     }
 
     /// Places octets in the receiver's memory, if it has granted that.
-    fn place(&self, qpns: [u32; 2], rkey: u32, addr: u64, octets: &[u8]) -> bool {
+    fn place(&self, qpns: [u32; 2], rkey: u32, addr: u64, octets: &IoList<'_>) -> bool {
         let board = self.ring.board();
         let Ok(mut reach) = self.reach.try_lock() else {
             return false;
@@ -277,30 +276,39 @@ fn prove(process: Process) -> Reach {
     }
 }
 
-fn write(pid: u32, place: u64, octets: &[u8]) -> bool {
-    let (Some(pid), Some(to)) = (pid_of(pid), remote(place, octets.len())) else {
+fn write(pid: u32, place: u64, octets: &IoList<'_>) -> bool {
+    let (Some(pid), Ok(place)) = (pid_of(pid), usize::try_from(place)) else {
         return false;
     };
-    process_vm_writev(pid, &[IoSlice::new(octets)], &to) == Ok(octets.len())
+    octets.write_to_process(pid.as_raw(), place)
 }
 
 impl Port {
-    /// Whether the other end of a path has granted anything. Costs next to nothing.
-    pub(crate) fn has_grants(&self, path: &SendPath) -> bool {
-        let lane = path.lane.get();
-        lane.is_some_and(|lane| lane.ring.board().has_any())
+    /// Whether the other end of a path has granted a write of so many octets.
+    pub(crate) fn is_granted(
+        &self,
+        path: &SendPath,
+        from: Qpn,
+        rkey: Rkey,
+        addr: u64,
+        len: u64,
+    ) -> bool {
+        let qpns = [path.dest_qpn.get(), from.get()];
+        path.lane.get().is_some_and(|lane| {
+            let board = lane.ring.board();
+            board.has_any() && board.find(qpns, rkey.get(), addr, len).is_some()
+        })
     }
 
-    /// Places an RDMA Write of [`MOST`] octets at most in the memory of the process at the end of a path.
-    /// False if it may not, or cannot: then it is to be sent. Nothing else may be under way on the queue
-    /// pair.
+    /// Places an RDMA Write in the memory of the process at the end of a path. False if it may not, or
+    /// cannot: then it is to be sent. Nothing else may be under way on the queue pair.
     pub(crate) fn write_at_once(
         &self,
         path: &SendPath,
         from: Qpn,
         rkey: Rkey,
         addr: u64,
-        octets: &[u8],
+        octets: &IoList<'_>,
     ) -> bool {
         let to_port = self.route(path);
         let lane = path
@@ -352,9 +360,14 @@ mod tests {
         let peer = Qpn::new(0x77_7777);
         let qpns = [qpn.get(), peer.get()];
         let grant = |key, domain| grantor.grant(regions, domain, [qpn, peer], Rkey::new(key));
+        let place = |qpns, key, addr, octets: &[u8]| {
+            let mut list = IoList::new();
+            list.push_out(octets);
+            outward.place(qpns, key, addr, &list)
+        };
         // Other tests of this process end grants, too.
         tests::wait_until("a write", || {
-            grant(key, domain) && outward.place(qpns, key, addr + 8, &7_u64.to_ne_bytes())
+            grant(key, domain) && place(qpns, key, addr + 8, &7_u64.to_ne_bytes())
         });
         let read = || {
             let mut octets = [0; LEN];
@@ -364,12 +377,12 @@ mod tests {
         let mut wanted = [0; LEN];
         wanted[8..16].copy_from_slice(&7_u64.to_ne_bytes());
         assert_eq!(read(), wanted);
-        assert!(!outward.place(qpns, key, addr + 60, &[1; 8]), "beyond");
+        assert!(!place(qpns, key, addr + 60, &[1; 8]), "beyond");
         let others = [qpns[0] + 1, qpns[1]];
-        assert!(!outward.place(others, key, addr, &[1; 8]), "another");
+        assert!(!place(others, key, addr, &[1; 8]), "another");
         let former = [qpns[0], qpns[1] + 1];
-        assert!(!outward.place(former, key, addr, &[1; 8]), "a former peer");
-        assert!(!outward.place(qpns, key + 1, addr, &[1; 8]), "another");
+        assert!(!place(former, key, addr, &[1; 8]), "a former peer");
+        assert!(!place(qpns, key + 1, addr, &[1; 8]), "another");
         let others = Domain {
             pd: domain.pd + 1,
             ..domain
@@ -393,6 +406,6 @@ mod tests {
         board.leave();
         mr.dereg().unwrap();
         assert!(!grant(key, domain), "it has gone");
-        assert!(!outward.place(qpns, key, addr, &[1; 8]));
+        assert!(!place(qpns, key, addr, &[1; 8]));
     }
 }

@@ -38,7 +38,7 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use softverbs_proto::time::Time;
 
-pub(crate) use self::direct::{Grantor, MOST as MOST_AT_ONCE, end_grants, end_grants_to};
+pub(crate) use self::direct::{Grantor, end_grants, end_grants_to};
 use self::inward::InLane;
 pub(super) use self::inward::LaneRun;
 use self::outward::OutLane;
