@@ -30,6 +30,10 @@ const OTHERS_EVERY: u32 = 32;
 /// Once such a look has found something, so many empty polls look at once: who polls for the end of
 /// what arrives elsewhere keeps a core from the engine's thread, and has the time.
 const OTHERS_SOON: u32 = 128;
+/// After so many empty polls in a row, each takes a little longer, and leaves more of the core to its
+/// other hyperthread, on which the peer may be at work.
+const QUIET: u32 = 1024;
+const PAUSES: u32 = 8;
 /// Empty polls between two offers of the core to other threads.
 const YIELD_EVERY: u32 = 64;
 
@@ -122,6 +126,8 @@ pub(crate) struct CqInner {
     epoch: AtomicU64,
     since_driven: AtomicU32,
     empty: AtomicU32,
+    /// Polls in a row that found nothing.
+    quiet: AtomicU32,
     /// Empty polls that are to look at connections of other queues.
     others_soon: AtomicU32,
     overrun: AtomicBool,
@@ -154,6 +160,7 @@ impl Cq {
             epoch: AtomicU64::new(0),
             since_driven: AtomicU32::new(0),
             empty: AtomicU32::new(0),
+            quiet: AtomicU32::new(0),
             others_soon: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             deferred: Waiting::new(),
@@ -241,6 +248,7 @@ impl Cq {
         let found = cq.take(limit, &mut put);
         if found > 0 {
             cq.empty.store(0, Ordering::Relaxed);
+            cq.quiet.store(0, Ordering::Relaxed);
             let since = cq.since_driven.load(Ordering::Relaxed) + 1;
             cq.since_driven.store(since, Ordering::Relaxed);
             if since < DRIVE_EVERY {
@@ -253,8 +261,17 @@ impl Cq {
         cq.empty.store(empty, Ordering::Relaxed);
         cq.drive(empty);
         let found = cq.take(limit, &mut put);
-        if found == 0 && empty.is_multiple_of(YIELD_EVERY) {
+        if found > 0 {
+            cq.quiet.store(0, Ordering::Relaxed);
+            return Ok(found);
+        }
+        if empty.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
+        }
+        let quiet = cq.quiet.load(Ordering::Relaxed).saturating_add(1);
+        cq.quiet.store(quiet, Ordering::Relaxed);
+        if quiet > QUIET {
+            (0..PAUSES).for_each(|_| std::hint::spin_loop());
         }
         Ok(found)
     }

@@ -1,10 +1,10 @@
 //! RDMA Writes that the sender places itself, in the memory of another process of this host.
 //!
 //! A target that waits by reading its memory never calls the library, and its engine's thread has to
-//! find a core for each write, against the very threads that wait. So a receiver grants the sender what
-//! it keeps writing to ([`board`](super::board)), and small writes on an otherwise idle queue pair are
-//! done by one system call of the sender, `process_vm_writev`, which needs the right to trace the
-//! receiver. Without it, or without a grant, they go by the lane.
+//! find a core for each write, against the very threads that wait; and one copy is less than two. So a
+//! receiver grants the sender what it keeps writing to ([`board`](super::board)), and a write that
+//! nothing is under way before is one system call of the sender, `process_vm_writev`, which needs the
+//! right to trace the receiver. Without it, or without a grant, it goes by the lane.
 //!
 //! A write that was placed so takes no packet number: nothing is under way before it, and it is over
 //! before anything behind it begins.
