@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::child::{Other, role, until_dismissed};
-use common::{ALL, End, PATIENCE, Setup, equip, expect, listener, resolved};
+use common::{ALL, End, PATIENCE, Setup, equip, expect, listener, pair, resolved};
 use guarded::Guarded;
 use softverbs::cm::{ConnParam, EventKind};
 use softverbs::{
@@ -302,4 +302,37 @@ fn a_killed_target_is_missed() {
         "{status:?}"
     );
     drop(expect(&writer.end.channel, EventKind::Disconnected));
+}
+
+/// Large ones wait for their turn: what is posted behind them sees them, and completions come in the
+/// order of the requests.
+#[test]
+fn large_ones_keep_their_place_in_the_queue() {
+    const BIG: usize = 64 << 10;
+    let _alone = alone();
+    let before = placed();
+    let setup = Setup {
+        len: 4 * BIG,
+        ..Setup::over(Transport::Roce)
+    };
+    let (client, server) = pair(&setup);
+    let rkey = server.mr.rkey();
+    let remote_addr = server.mr.addr();
+    for round in 0..300_u64 {
+        let data = client.fill(0, BIG, round);
+        server.recv(round, 2 * BIG, 8);
+        let write = SendOp::Write { remote_addr, rkey };
+        let read = SendOp::Read { remote_addr, rkey };
+        let number = 4 * round;
+        client.post(number, SendOp::Read { remote_addr, rkey }, 3 * BIG, BIG);
+        client.post(number + 1, write, 0, BIG);
+        client.post(number + 2, read, BIG, BIG);
+        client.post(number + 3, SendOp::Send, 0, 8);
+        let ids: Vec<_> = client.completions(4).iter().map(|wc| wc.wr_id).collect();
+        assert_eq!(ids, [number, number + 1, number + 2, number + 3]);
+        assert!(client.read(BIG, BIG) == data, "round {round}");
+        server.success();
+        assert!(server.read(0, BIG) == data, "round {round}");
+    }
+    assert!(placed() > before, "all went by packets");
 }

@@ -1,8 +1,12 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use softverbs_proto::memory::Access;
 use softverbs_proto::qp_state::QpAttrMask;
+use softverbs_proto::roce::queue_pair::PacketMeta as ProtoMeta;
 use softverbs_proto::wr::{InlineData, Payload, SendFlags, SendOp};
+use softverbs_wire::ib::{Aeth, Bth, Headers, Opcode, Packet, Syndrome};
+use softverbs_wire::num::{Msn24, Psn};
 
 use super::*;
 use crate::context::Pd;
@@ -179,4 +183,82 @@ fn a_due_timer_waits_for_those_who_receive() {
     qp.post_send(&wr).unwrap();
     let later = qp.inner().engine.now() + Duration::from_secs(60);
     assert_eq!(timer_ends(&qp, later), (false, true));
+}
+
+/// Writes that this process has placed itself.
+fn placed() -> u64 {
+    let counters = crate::roce_status().unwrap().counters;
+    let mut found = counters.iter();
+    found
+        .find(|(name, _)| name.starts_with("writes placed"))
+        .unwrap()
+        .1
+}
+
+/// A write that is done at once does not overtake the completion of one whose acknowledge another thread
+/// has just received.
+#[test]
+fn completions_keep_the_order_of_their_requests() {
+    let (cq, pd) = objects();
+    let (a, b) = (
+        queue_pair(&pd, &cq, QpType::Rc),
+        queue_pair(&pd, &cq, QpType::Rc),
+    );
+    connect(&a, b.qp_num());
+    connect(&b, a.qp_num());
+    let both = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let attr = QpAttr {
+        qp_access_flags: both,
+        ..QpAttr::default()
+    };
+    b.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+    let mr = pd.alloc_mr(64, both).unwrap();
+    let op = SendOp::Write {
+        remote_addr: mr.addr(),
+        rkey: mr.rkey(),
+    };
+    let write = |id| SendWr::new(id, op, SendData::Inline(b"12345678"));
+    let before = placed();
+    let begin = std::time::Instant::now();
+    while placed() == before {
+        assert!(begin.elapsed() < Duration::from_secs(20), "no grant");
+        a.post_send(&write(7)).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        completions(&cq);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    completions(&cq);
+    // Between `receive_packets` and `burst_end` of the other thread.
+    let inner = a.inner();
+    let mut core = inner.lock();
+    refused_by_the_kernel(inner, &mut core);
+    let roce = core.roce().unwrap();
+    let batch = std::mem::take(&mut roce.pending);
+    let psn = batch.scratch()[9..12]
+        .iter()
+        .fold(0, |psn, octet| psn << 8 | u32::from(*octet));
+    let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, a.qp_num(), Psn::new(psn));
+    let aeth = Aeth::new(Syndrome::ACK, Msn24::default());
+    let mut octets = Vec::new();
+    Headers::new(bth).with_aeth(aeth).append_to(&mut octets);
+    octets.extend([0; 4]);
+    let packet = Packet::parse(&octets).unwrap();
+    let meta = ProtoMeta {
+        ecn_ce: false,
+        grh: None,
+    };
+    let mut memory = QpMemory::new(inner);
+    roce.queue_pair
+        .on_packet(inner.engine.now(), &mut memory, &packet, &meta);
+    drop(memory);
+    assert_eq!(roce.queue_pair.outstanding(), 0, "acknowledged");
+    drop(core);
+    a.post_send(&write(8)).unwrap();
+    PacketSink::burst_end(&**inner);
+    let mut ids = Vec::new();
+    let begin = std::time::Instant::now();
+    while ids.len() < 2 && begin.elapsed() < Duration::from_secs(20) {
+        ids.extend(completions(&cq).into_iter().map(|(id, _)| id));
+    }
+    assert_eq!(ids, [7, 8]);
 }
