@@ -11,7 +11,7 @@ use softverbs::{
 };
 
 use super::lane::{Lane, Tag};
-use super::layout::{Layout, WORD};
+use super::layout::{Layout, WORD, touch};
 use super::note::{self, Note};
 use super::pattern::Mark;
 use super::seen::narrow;
@@ -562,17 +562,6 @@ pub(crate) fn completion_failure(wc: &Wc) -> Failure {
             Failure::run(format!("{what} failed: {}", why(status)))
         }
     }
-}
-
-/// Gives a region pages of its own: one that nobody has written to is read from a page of zeros that it
-/// has many times, which is faster than any program's data. Not one that a peer has asked to be huge.
-fn touch(mr: &Mr) -> Outcome<()> {
-    const PAGE: usize = 4096;
-    const MOST: usize = 1 << 30;
-    for at in (0..mr.len().min(MOST)).step_by(PAGE) {
-        mr.copy_in(at, &[0])?;
-    }
-    Ok(())
 }
 
 /// The queues of the queue pair that is measured: messages, and on a reliable one notes, with the
