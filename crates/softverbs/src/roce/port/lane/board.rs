@@ -2,8 +2,8 @@
 //! does, without waiting for one of the receiver's threads.
 //!
 //! A grant is for one queue pair and one key, and is found anew for each write: it names a part of the
-//! receiver's memory as its own process addresses it. The receiver ends its grants before anything
-//! that they rest on changes, and waits for a write that has begun. Both sides write down what they do
+//! receiver's memory as its own process addresses it. The receiver ends its grants behind whatever ends
+//! the right to them, before that returns to the application, and waits for a write that has begun. Both sides write down what they do
 //! before they look at what the other does (as in a hazard pointer): either the sender sees that a grant
 //! has ended, or the receiver sees that it writes. `crates/models` takes this file through every
 //! interleaving.
