@@ -43,6 +43,9 @@ use crate::per_process::PerProcess;
 use crate::qp::Visit;
 use crate::qp::left::Bell;
 
+/// Octets received at once that make a stream of it: see `Engine::bulk`.
+pub(crate) const BULK: usize = 16 << 10;
+
 const WAKE: Token = Token::reserved(0);
 const DATA: Token = Token::reserved(1);
 

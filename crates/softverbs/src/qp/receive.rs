@@ -9,6 +9,7 @@ use softverbs_proto::memory::Access;
 use super::drive::{BUDGET, is_retry};
 use super::memory::QpMemory;
 use super::{Iwarp, QpInner};
+use crate::engine::BULK;
 use crate::engine::sys::{IoList, MAX_IOV};
 
 /// Octets received at once when they cannot go straight to their place.
@@ -22,8 +23,6 @@ const DIRECT_TAIL: usize = 64;
 /// with it would have to be copied; worse, as much as a large frame again and again would end just
 /// before the next header, where nothing can go straight to its place.
 const STILL_LARGE: u32 = 4;
-/// Octets in one system call that make a stream of it.
-const BULK: usize = 16 << 10;
 
 thread_local! {
     pub(super) static STAGE: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGING].into_boxed_slice());

@@ -70,6 +70,27 @@ pub(crate) struct ReceivedFrom {
     pub(crate) interface: u32,
 }
 
+/// An address between processes: its octets, behind which those of IPv4 have zeros.
+pub(super) fn octets_of(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => {
+            let mut octets = [0; 16];
+            octets[..4].copy_from_slice(&address.octets());
+            octets
+        }
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The address with these octets; of IPv6 unless the family is 4.
+pub(super) fn address_of(family: u8, octets: [u8; 16]) -> IpAddr {
+    let [a, b, c, d, ..] = octets;
+    match family {
+        4 => IpAddr::from([a, b, c, d]),
+        _ => IpAddr::from(octets),
+    }
+}
+
 /// Where packets go.
 #[derive(Debug)]
 pub(crate) struct SendPath {

@@ -22,7 +22,7 @@ use super::socket::{INBOX, Sock};
 use super::steer::dest_qpn;
 use super::sys::Inbox;
 use super::{PRIVATE_V4, PRIVATE_V6, PUBLIC_V4, Port, RELAY, held};
-use crate::engine::Engine;
+use crate::engine::{BULK, Engine};
 
 /// Calls of one burst; the acknowledges go out after it.
 const ROUNDS: usize = 3;
@@ -31,9 +31,8 @@ const ROUNDS: usize = 3;
 const HITS: u32 = 2;
 /// Where no application waits.
 const SOME: usize = 2;
-/// Octets of a datagram, or of several that the kernel put together, that make a stream of it. A
-/// stream is taken in small portions, which are still in the core's cache when they are placed.
-const BULK: usize = 16 << 10;
+/// A stream ([`BULK`] and more in a datagram, or in several that the kernel put together) is taken in small
+/// portions, which are still in the core's cache when they are placed.
 const BULK_PORTION: usize = 2;
 /// It looks at those that are busy once in so many, a power of two, while lanes bring packets.
 const SOCKETS_EVERY: u32 = 4;

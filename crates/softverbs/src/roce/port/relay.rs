@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use softverbs_proto::time::Time;
 
 use super::Port;
-use super::border::ReceivedFrom;
+use super::border::{ReceivedFrom, address_of, octets_of};
 use super::counters::add;
 use super::receive::{Arrival, Burst};
 use super::socket::make_room;
@@ -70,13 +70,7 @@ impl Record<'_> {
         out.extend_from_slice(&ident.to_ne_bytes());
         out.extend_from_slice(&from.interface.to_ne_bytes());
         for address in [from.local, from.remote] {
-            match address {
-                IpAddr::V4(address) => {
-                    out.extend_from_slice(&address.octets());
-                    out.extend_from_slice(&[0; 12]);
-                }
-                IpAddr::V6(address) => out.extend_from_slice(&address.octets()),
-            }
+            out.extend_from_slice(&octets_of(address));
         }
         out.extend_from_slice(&self.octets[..usize::from(len)]);
     }
@@ -88,12 +82,8 @@ fn split(octets: &[u8], to_port: u16) -> Option<(Record<'_>, &[u8])> {
     let number = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let (packet, rest) = rest.split_at_checked(usize::from(number(0)))?;
     let address = |at: usize| -> Option<IpAddr> {
-        let octets: [u8; 16] = header.get(at..at + 16)?.try_into().ok()?;
-        let [a, b, c, d, ..] = octets;
-        Some(match header[2] {
-            4 => IpAddr::from([a, b, c, d]),
-            _ => IpAddr::from(octets),
-        })
+        let octets = header.get(at..at + 16)?.try_into().ok()?;
+        Some(address_of(header[2], octets))
     };
     let arrival = Arrival {
         from: ReceivedFrom {

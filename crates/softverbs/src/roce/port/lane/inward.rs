@@ -1,6 +1,5 @@
 //! Receiving from a lane.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
@@ -10,7 +9,7 @@ use softverbs_proto::time::Time;
 use softverbs_wire::num::Qpn;
 
 use super::super::Port;
-use super::super::border::ReceivedFrom;
+use super::super::border::{ReceivedFrom, address_of};
 use super::super::counters::add;
 use super::super::receive::{Arrival, Burst};
 use super::super::steer::dest_qpn;
@@ -18,7 +17,7 @@ use super::direct::{self, Grantor};
 use super::ring::{AFTER_SOCKETS, Meta, Ring, Taken};
 use super::{Bell, MOST};
 use crate::engine::sources::{Source, Token};
-use crate::engine::{Engine, Set};
+use crate::engine::{BULK, Engine, Set};
 
 /// Packets that are handed on under one lock of their queue pair.
 const TOGETHER: u64 = 32;
@@ -26,8 +25,6 @@ const TOGETHER: u64 = 32;
 const ROUNDS: usize = 4;
 /// Times that, for what was in the ring at one moment.
 const ALL_BURSTS: usize = 32;
-/// Octets at once that make a stream of it.
-const BULK: usize = 16 << 10;
 
 /// A lane from another process.
 #[derive(Debug)]
@@ -54,18 +51,11 @@ impl InLane {
 }
 
 impl Meta {
-    fn address(&self, octets: [u8; 16]) -> IpAddr {
-        match self.family {
-            4 => Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]).into(),
-            _ => Ipv6Addr::from(octets).into(),
-        }
-    }
-
     fn arrival(&self, to_port: u16) -> Arrival {
         Arrival {
             from: ReceivedFrom {
-                local: self.address(self.local),
-                remote: self.address(self.remote),
+                local: address_of(self.family, self.local),
+                remote: address_of(self.family, self.remote),
                 source_port: self.source_port,
                 interface: self.interface,
             },

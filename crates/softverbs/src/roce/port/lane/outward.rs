@@ -1,6 +1,5 @@
 //! Sending by a lane.
 
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -10,7 +9,7 @@ use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::Icrc;
 
-use super::super::border::{PacketSink, SendPath, Sent};
+use super::super::border::{PacketSink, SendPath, Sent, octets_of};
 use super::super::counters::add;
 use super::super::qpns::slot_of;
 use super::super::send::Packets;
@@ -123,17 +122,6 @@ impl OutLane {
 
     fn is_awaited(&self) -> bool {
         self.any_waiting.load(Ordering::SeqCst)
-    }
-}
-
-fn octets_of(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => {
-            let mut octets = [0; 16];
-            octets[..4].copy_from_slice(&address.octets());
-            octets
-        }
-        IpAddr::V6(address) => address.octets(),
     }
 }
 
