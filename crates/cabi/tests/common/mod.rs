@@ -20,29 +20,34 @@ pub(crate) fn library() -> PathBuf {
 }
 
 /// A folder with the names that programs look for, all of them the library.
-fn names() -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("names");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
-        let (link, new) = (
-            folder.join(name),
-            folder.join(format!("{name}.{}", std::process::id())),
-        );
-        if std::fs::read_link(&link).is_ok_and(|target| target == library()) {
-            continue;
+fn names() -> &'static Path {
+    static NAMES: OnceLock<PathBuf> = OnceLock::new();
+    // Once: tests are threads of one process, and would take each other's names.
+    NAMES.get_or_init(|| {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("names");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            let (link, new) = (
+                folder.join(name),
+                folder.join(format!("{name}.{}", std::process::id())),
+            );
+            if std::fs::read_link(&link).is_ok_and(|target| target == library()) {
+                continue;
+            }
+            // Another test process may do the same at this moment.
+            let _ = std::fs::remove_file(&new);
+            std::os::unix::fs::symlink(library(), &new).expect("a link");
+            std::fs::rename(&new, &link).expect("a link");
         }
-        // Other tests may do the same at this moment.
-        std::os::unix::fs::symlink(library(), &new).expect("a link");
-        std::fs::rename(&new, &link).expect("a link");
-    }
-    folder
+        folder
+    })
 }
 
 /// A program that runs on the library, in the way that `softverbs run` starts it; as an
 /// ordinary user if we are root, since nothing here needs more.
 pub(crate) fn with_softverbs(program: &str) -> Command {
     let names = names();
-    let mut command = if ordinary_user_can_read(&names) {
+    let mut command = if ordinary_user_can_read(names) {
         as_nobody(program)
     } else {
         Command::new(program)
