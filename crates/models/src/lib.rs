@@ -30,11 +30,13 @@ mod manager {
 }
 
 mod lane {
-    #[path = "../../../softverbs/src/roce/port/lane/board.rs"]
+    #[path = "../../../softverbs/src/same_host/board.rs"]
     mod board;
+    #[path = "../../../softverbs/src/same_host/line.rs"]
+    mod line;
     #[cfg(test)]
     mod tests;
-    #[path = "../../../softverbs/src/roce/port/lane/wake.rs"]
+    #[path = "../../../softverbs/src/same_host/wake.rs"]
     mod wake;
 }
 

@@ -27,8 +27,8 @@ use std::time::{Duration, SystemTime};
 
 use softverbs_wire::num::ServiceId;
 
-use super::sys;
 use crate::error::{Error, Result};
+use crate::same_host::sys::effective_uid;
 
 /// Slots are 1 to this number: neither the low numbers that other stacks use nor the multicast
 /// number is a queue pair number of ours.
@@ -93,7 +93,7 @@ impl Folder {
             Some(folder) => Self::open(&folder.join("softverbs")),
             None => Self::open(&PathBuf::from(format!(
                 "/tmp/softverbs-{}",
-                sys::effective_uid()
+                effective_uid()
             ))),
         }
     }
@@ -286,7 +286,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 }
 
 fn belongs_to_user(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == sys::effective_uid())
+    fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == effective_uid())
 }
 
 /// Whether a path still leads to an open file.
@@ -330,7 +330,7 @@ fn make_private(path: &Path) -> Result<()> {
     }
     // Not through a link, which another user could have put there.
     let found = fs::symlink_metadata(path).map_err(|error| unusable(path, &error))?;
-    let ours = found.is_dir() && found.uid() == sys::effective_uid();
+    let ours = found.is_dir() && found.uid() == effective_uid();
     if !ours || found.mode() & 0o077 != 0 {
         return Err(Error::invalid(
             "runtime folder",

@@ -66,7 +66,6 @@ use self::edge::Edge;
 use self::folder::{Folder, Lock, SlotOwner};
 use self::held::Held;
 use self::lane::Lanes;
-pub use self::lane::SameHost;
 pub(crate) use self::lane::{Grantor, end_grants, end_grants_to};
 use self::mads::Mads;
 use self::multicast::Groups;

@@ -25,7 +25,7 @@ use super::border::{ReceivedFrom, address_of, octets_of};
 use super::counters::add;
 use super::receive::{Arrival, Burst};
 use super::socket::make_room;
-use super::sys;
+use crate::same_host::sys::{receive_descriptors, send_descriptors};
 
 const HEADER: usize = 44;
 /// The kernel's default takes twice that.
@@ -269,7 +269,7 @@ impl Port {
         let path = self.folder.relay(home);
         // Octets that are no record, for those who do not know lanes.
         let octets = self.home.to_ne_bytes();
-        sys::send_descriptors(self.relay.socket.as_fd(), &path, &octets, [ring, bell])
+        send_descriptors(self.relay.socket.as_fd(), &path, &octets, [ring, bell])
     }
 
     fn relayed_burst(&self, inbox: &mut Inbox) -> usize {
@@ -278,7 +278,7 @@ impl Port {
         for _ in 0..ROUNDS {
             let Inbox { octets, control } = inbox;
             let socket = self.relay.socket.as_fd();
-            let Ok((len, with)) = sys::receive_descriptors(socket, octets, control) else {
+            let Ok((len, with)) = receive_descriptors(socket, octets, control) else {
                 break;
             };
             if let Ok([ring, bell]) = <[OwnedFd; 2]>::try_from(with) {

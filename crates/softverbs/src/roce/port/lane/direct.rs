@@ -10,23 +10,18 @@
 //! before anything behind it begins.
 
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
-use smallvec::SmallVec;
 use softverbs_proto::memory::Access;
 use softverbs_wire::num::{Qpn, Rkey};
 
 use super::super::Port;
 use super::super::border::SendPath;
 use super::super::counters::add;
-use super::Bell;
-use super::board::{Granted, Process};
 use super::inward::InLane;
 use super::outward::OutLane;
 use crate::engine::Engine;
@@ -34,6 +29,8 @@ use crate::engine::sys::IoList;
 use crate::error::Result;
 use crate::mr_table::{Domain, MrTable};
 use crate::per_process::PerProcess;
+use crate::same_host::bell::has_ended;
+use crate::same_host::board::{Granted, Process};
 
 /// A write that has begun is over soon: so often it is looked at before others get the core.
 const SPINS: u32 = 1000;
@@ -137,15 +134,6 @@ impl InLane {
             proof: self.proof,
         });
     }
-}
-
-/// Whether the other process has closed its end of a lane, or has ended, though a child of it may have
-/// that end still.
-fn has_ended(bell: &Bell, process: Option<&OwnedFd>) -> bool {
-    let closed = PollFd::new(bell.fd(), PollFlags::empty());
-    let ended = process.map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN));
-    let mut fds: SmallVec<[PollFd<'_>; 2]> = [closed].into_iter().chain(ended).collect();
-    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// A lane that brought packets, for whom they are for.

@@ -13,11 +13,12 @@ use super::super::border::{ReceivedFrom, address_of};
 use super::super::counters::add;
 use super::super::receive::{Arrival, Burst};
 use super::super::steer::dest_qpn;
+use super::MOST;
 use super::direct::{self, Grantor};
 use super::ring::{AFTER_SOCKETS, Meta, Ring, Taken};
-use super::{Bell, MOST};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{BULK, Engine, Set};
+use crate::same_host::bell::Bell;
 
 /// Packets that are handed on under one lock of their queue pair.
 const TOGETHER: u64 = 32;

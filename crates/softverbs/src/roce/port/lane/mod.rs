@@ -13,20 +13,12 @@
 //! plan of `fault` that wants to see packets on a wire) packets go over UDP as ever. What was sent
 //! over UDP before the first packet of a lane is received before it.
 
-mod board;
 mod direct;
 mod inward;
 mod outward;
 mod ring;
-mod same_host;
-#[cfg(test)]
-mod tests;
-mod wake;
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 #[cfg(test)]
 use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -34,8 +26,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use nix::sys::epoll::EpollFlags;
-use nix::sys::socket::getsockopt;
-use nix::sys::socket::sockopt::PeerCredentials;
 use softverbs_proto::time::Time;
 
 pub(crate) use self::direct::{Grantor, end_grants, end_grants_to};
@@ -45,12 +35,12 @@ use self::outward::OutLane;
 pub(super) use self::outward::PathLane;
 #[cfg(test)]
 pub(super) use self::ring::SLOTS;
-pub use self::same_host::SameHost;
-use super::{Port, sys};
+use super::Port;
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Lookout};
 use crate::error::Result;
 use crate::fault;
+use crate::same_host::SameHost;
 
 /// Lanes of each direction at most: each takes a descriptor and half a MiB.
 const MOST: usize = 64;
@@ -116,53 +106,6 @@ impl Lanes {
     fn outward(&self) -> Vec<Arc<OutLane>> {
         let outward = self.outward.read().unwrap_or_else(PoisonError::into_inner);
         outward.values().cloned().collect()
-    }
-}
-
-/// One end of the pair of sockets of a lane: wakes the other process, and tells when it has gone.
-#[derive(Debug)]
-struct Bell(UnixStream);
-
-impl Bell {
-    fn pair() -> io::Result<(Self, OwnedFd)> {
-        let (here, there) = UnixStream::pair()?;
-        here.set_nonblocking(true)?;
-        Ok((Self(here), there.into()))
-    }
-
-    fn new(socket: OwnedFd) -> io::Result<Self> {
-        let socket = UnixStream::from(socket);
-        socket.set_nonblocking(true)?;
-        Ok(Self(socket))
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    /// The process that has made the pair, if this one has not.
-    fn process(&self) -> Option<OwnedFd> {
-        let credentials = getsockopt(&self.0, PeerCredentials).ok()?;
-        sys::open_process(credentials.pid()).ok()
-    }
-
-    fn ring(&self) {
-        // If there is no room, the other one has been told often enough.
-        let _ = (&self.0).write(&[0]);
-    }
-
-    /// Takes what was told. Whether the other process is still there.
-    fn hush(&self) -> bool {
-        let mut octets = [0; 64];
-        loop {
-            match (&self.0).read(&mut octets) {
-                Ok(0) => return false,
-                Ok(len) if len == octets.len() => {}
-                Ok(_) => return true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
-            }
-        }
     }
 }
 

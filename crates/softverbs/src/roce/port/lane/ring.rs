@@ -1,31 +1,24 @@
 //! A ring of packets in memory that two processes share: one puts packets in, from any of its threads;
 //! the other takes them out, one thread at a time.
 //!
-//! The memory is a file without a name, sealed so that nobody can make it shorter. Its first page holds
-//! what the two tell each other, and behind it are the slots, each for one packet. A slot's turn says
-//! whose it is: an even number, the sender's; an odd one, the receiver's; each passes it on by adding
-//! one. A new file is all zeros: every slot is the sender's, and no page takes memory before its first
-//! use.
+//! The first page of the memory holds what the two tell each other, and behind it are the slots, each
+//! for one packet. A slot's turn says whose it is: an even number, the sender's; an odd one, the
+//! receiver's; each passes it on by adding one. In new memory, all zeros, every slot is the sender's.
 //!
 //! The two trust each other as far as one user's processes do, which may read and write each other's
 //! memory anyway. What a receiver finds is checked as if it came from a network, but for the ICRC.
 
 use std::cell::UnsafeCell;
 use std::io;
-use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use nix::sys::stat::fstat;
-use nix::unistd::ftruncate;
-
-use super::board::{Board, Line};
-use super::wake::Wish;
+use crate::same_host::board::Board;
+use crate::same_host::line::Line;
+use crate::same_host::memory::Shared;
+use crate::same_host::wake::Wish;
 
 /// Packets that are under way at most; a power of two.
 pub(in super::super) const SLOTS: u64 = 128;
@@ -98,11 +91,6 @@ const _: () = assert!(
         && MAX_PACKET <= u16::MAX as usize
 );
 
-#[allow(clippy::cast_possible_wrap, reason = "a small constant")]
-const fn file_len() -> libc::off_t {
-    RING_LEN as libc::off_t
-}
-
 /// The turn of a place, before its sender has used it.
 const fn turn_of(place: u64) -> u64 {
     place / SLOTS * 2
@@ -111,7 +99,7 @@ const fn turn_of(place: u64) -> u64 {
 /// The memory, as one of the two sees it.
 #[derive(Debug)]
 pub(super) struct Ring {
-    start: NonNull<u8>,
+    memory: Shared,
     /// The sender's next place. Only the sender's process counts.
     tail: AtomicU64,
 }
@@ -121,14 +109,6 @@ pub(super) struct Ring {
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and nobody refers to it any more: references come
-        // from `&self` only.
-        let _ = unsafe { munmap(self.start.cast(), RING_LEN) };
-    }
-}
 
 /// What became of a packet.
 #[derive(Debug, PartialEq, Eq)]
@@ -143,46 +123,32 @@ pub(super) enum Put<E> {
 impl Ring {
     /// A new ring and the file that leads its receiver to it.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let file = memfd_create(c"softverbs", flags)?;
-        ftruncate(&file, file_len())?;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals()))?;
-        let ring = Self::map(file.as_fd())?;
+        let (memory, file) = Shared::create(RING_LEN)?;
+        let ring = Self::new(memory);
         ring.front().layout.0.store(LAYOUT, Ordering::Release);
         Ok((ring, file))
     }
 
     /// The ring that another process has made.
     pub(super) fn open(file: BorrowedFd<'_>) -> io::Result<Self> {
-        let wrong = || io::Error::from(io::ErrorKind::InvalidData);
-        // A shorter file, or one that gets shorter, would end this process when it is read.
-        let have = SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS)?);
-        if !have.contains(seals()) || usize::try_from(fstat(file)?.st_size) != Ok(RING_LEN) {
-            return Err(wrong());
-        }
-        let ring = Self::map(file)?;
+        let ring = Self::new(Shared::open(file, RING_LEN)?);
         if ring.front().layout.0.load(Ordering::Acquire) != LAYOUT {
-            return Err(wrong());
+            return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(ring)
     }
 
-    fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
-        let len = NonZeroUsize::new(RING_LEN).ok_or(io::ErrorKind::InvalidInput)?;
-        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, at a place of the kernel's choice, of a file that is as long and stays
-        // so.
-        let start = unsafe { mmap(None, len, access, MapFlags::MAP_SHARED, file, 0) }?;
-        Ok(Self {
-            start: start.cast(),
+    const fn new(memory: Shared) -> Self {
+        Self {
+            memory,
             tail: AtomicU64::new(0),
-        })
+        }
     }
 
     fn front(&self) -> &Front {
         // SAFETY: the mapping is a page-aligned one, longer than `Front`, lives as long as `self`, and
         // has atomics there only.
-        unsafe { self.start.cast::<Front>().as_ref() }
+        unsafe { self.memory.start().cast::<Front>().as_ref() }
     }
 
     pub(super) fn board(&self) -> &Board {
@@ -194,7 +160,7 @@ impl Ring {
     fn slot(&self, place: u64) -> NonNull<u8> {
         let index = (place % SLOTS) as usize;
         // SAFETY: `index` is below SLOTS, so that the slot is inside the mapping.
-        unsafe { self.start.add(FIRST_SLOT + index * SLOT_LEN) }
+        unsafe { self.memory.start().add(FIRST_SLOT + index * SLOT_LEN) }
     }
 
     fn head(&self, place: u64) -> &SlotHead {
@@ -320,10 +286,6 @@ impl Ring {
     }
 }
 
-fn seals() -> SealFlag {
-    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
-}
-
 /// Packets that the receiver has taken.
 #[derive(Debug)]
 pub(super) struct Taken<'a> {
@@ -369,6 +331,7 @@ impl Drop for Taken<'_> {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::os::fd::AsFd;
     use std::sync::atomic::AtomicBool;
 
     use super::*;
@@ -463,17 +426,10 @@ mod tests {
 
     #[test]
     fn nothing_but_a_ring_is_opened() {
-        let file = memfd_create(c"other", MFdFlags::MFD_ALLOW_SEALING).unwrap();
-        ftruncate(&file, file_len()).unwrap();
-        assert!(Ring::open(file.as_fd()).is_err(), "not sealed");
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals())).unwrap();
-        assert!(Ring::open(file.as_fd()).is_err(), "another layout");
-        let short = memfd_create(c"short", MFdFlags::MFD_ALLOW_SEALING).unwrap();
-        ftruncate(&short, file_len() - 1).unwrap();
-        fcntl(&short, FcntlArg::F_ADD_SEALS(seals())).unwrap();
+        let (_memory, other) = Shared::create(RING_LEN).unwrap();
+        assert!(Ring::open(other.as_fd()).is_err(), "another layout");
+        let (_memory, short) = Shared::create(RING_LEN - 1).unwrap();
         assert!(Ring::open(short.as_fd()).is_err(), "too short");
-        let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(Ring::open(null.as_fd()).is_err(), "cannot be sealed");
     }
 
     /// Several threads put in, one takes out: everything once, that of each thread in its order.

@@ -37,7 +37,7 @@ impl SameHost {
     }
 
     /// What the environment says.
-    pub(super) fn of_environment() -> Result<Self> {
+    pub(crate) fn of_environment() -> Result<Self> {
         match env::var(VARIABLE) {
             Ok(name) if !name.trim().is_empty() => name.parse(),
             Ok(_) | Err(VarError::NotPresent) => Ok(Self::default()),

@@ -8,38 +8,34 @@
 //! has ended, or the receiver sees that it writes. `crates/models` takes this file through every
 //! interleaving.
 
+use super::line::Line;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Grants of a lane at most.
-pub(super) const GRANTS: usize = 4;
-
-/// A cache line of its own.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub(super) struct Line<T>(pub(super) T);
+pub(crate) const GRANTS: usize = 4;
 
 /// The receiver, by its process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Process {
-    pub(super) pid: u32,
+pub(crate) struct Process {
+    pub(crate) pid: u32,
     /// Where in its memory `proof` stands. Only the right process has it there.
-    pub(super) proof_at: u64,
-    pub(super) proof: u64,
+    pub(crate) proof_at: u64,
+    pub(crate) proof: u64,
 }
 
 /// What the sender may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Granted {
+pub(crate) struct Granted {
     /// The receiver's queue pair.
-    pub(super) qpn: u32,
+    pub(crate) qpn: u32,
     /// That of the sender which it is connected with.
-    pub(super) peer: u32,
-    pub(super) rkey: u32,
+    pub(crate) peer: u32,
+    pub(crate) rkey: u32,
     /// The first address, as requests name it.
-    pub(super) addr: u64,
-    pub(super) len: u64,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
     /// The same in the receiver's process.
-    pub(super) base: u64,
+    pub(crate) base: u64,
 }
 
 impl Granted {
@@ -66,7 +62,7 @@ struct Entry {
 #[cfg(test)]
 impl Found {
     #[allow(dead_code, reason = "for the models")]
-    pub(super) const fn serial(&self) -> u64 {
+    pub(crate) const fn serial(&self) -> u64 {
         self.serial
     }
 }
@@ -74,7 +70,7 @@ impl Found {
 /// A part of a lane's first page.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Board {
+pub(crate) struct Board {
     pid: Line<AtomicU32>,
     proof_at: Line<AtomicU64>,
     proof: Line<AtomicU64>,
@@ -89,18 +85,18 @@ pub(super) struct Board {
 
 /// A grant that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(crate) struct Found {
     index: usize,
     serial: u64,
     rkey: u32,
     /// Where to write, in the receiver's process.
-    pub(super) place: u64,
+    pub(crate) place: u64,
 }
 
 impl Board {
     /// An empty one, as a new file of zeros has it.
     #[cfg(test)]
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let entry = |_| {
             Line(Entry {
                 serial: AtomicU64::new(0),
@@ -126,14 +122,14 @@ impl Board {
 
 /// The receiver's side.
 impl Board {
-    pub(super) fn introduce(&self, process: Process) {
+    pub(crate) fn introduce(&self, process: Process) {
         self.pid.0.store(process.pid, Ordering::Relaxed);
         self.proof_at.0.store(process.proof_at, Ordering::Relaxed);
         self.proof.0.store(process.proof, Ordering::Relaxed);
     }
 
     /// Grants something under a new serial. False if there are enough grants.
-    pub(super) fn grant(&self, serial: u64, granted: &Granted) -> bool {
+    pub(crate) fn grant(&self, serial: u64, granted: &Granted) -> bool {
         let free = |entry: &&Line<Entry>| entry.0.serial.load(Ordering::Relaxed) == 0;
         let Some(Line(entry)) = self.grants.iter().find(free) else {
             return false;
@@ -150,12 +146,12 @@ impl Board {
     }
 
     /// Whether this very thing is granted.
-    pub(super) fn has(&self, granted: &Granted) -> bool {
+    pub(crate) fn has(&self, granted: &Granted) -> bool {
         self.read(|known| known == granted).is_some()
     }
 
     /// Ends all grants. A write that has begun may still go on: see [`written`](Self::written).
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.count.0.store(0, Ordering::SeqCst);
         for Line(entry) in &self.grants {
             entry.serial.store(0, Ordering::SeqCst);
@@ -164,7 +160,7 @@ impl Board {
     }
 
     /// The key of the region that the sender is writing to, if it is.
-    pub(super) fn written(&self) -> Option<u32> {
+    pub(crate) fn written(&self) -> Option<u32> {
         let writes = self.writer.0.load(Ordering::SeqCst) != 0;
         writes.then(|| self.writes_to.0.load(Ordering::Relaxed))
     }
@@ -172,7 +168,7 @@ impl Board {
 
 /// The sender's side: one thread at a time.
 impl Board {
-    pub(super) fn process(&self) -> Process {
+    pub(crate) fn process(&self) -> Process {
         Process {
             pid: self.pid.0.load(Ordering::Relaxed),
             proof_at: self.proof_at.0.load(Ordering::Relaxed),
@@ -180,12 +176,12 @@ impl Board {
         }
     }
 
-    pub(super) fn has_any(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         self.count.0.load(Ordering::Relaxed) != 0
     }
 
     /// The grant for a write from one queue pair to another one.
-    pub(super) fn find(
+    pub(crate) fn find(
         &self,
         [qpn, peer]: [u32; 2],
         rkey: u32,
@@ -223,7 +219,7 @@ impl Board {
     }
 
     /// Begins a write. False if the grant has ended since it was found.
-    pub(super) fn enter(&self, found: &Found) -> bool {
+    pub(crate) fn enter(&self, found: &Found) -> bool {
         self.writes_to.0.store(found.rkey, Ordering::Relaxed);
         self.writer.0.store(found.serial, Ordering::SeqCst);
         // The other side: `end`, then `written`. What was read of the grant is of this serial, too.
@@ -237,7 +233,7 @@ impl Board {
     }
 
     /// The write is over.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.writer.0.store(0, Ordering::SeqCst);
     }
 }

@@ -7,24 +7,24 @@ use crate::sync::atomic::{AtomicU32, Ordering, fence};
 /// Whether somebody wishes to be woken. All zeros: nobody does.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Wish(AtomicU32);
+pub(crate) struct Wish(AtomicU32);
 
 impl Wish {
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models")]
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
     /// Who is about to sleep wishes to be woken. Then he looks once more.
-    pub(super) fn make(&self) {
+    pub(crate) fn make(&self) {
         self.0.store(1, Ordering::SeqCst);
         // Either the other one sees the wish, or what he did before he looked for it is seen behind this.
         fence(Ordering::SeqCst);
     }
 
     /// Who has done something that a sleeper waits for: whether he is to wake him.
-    pub(super) fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::SeqCst) != 0
     }
