@@ -159,7 +159,7 @@ fn marked_packets_are_answered_with_notifications_at_a_limited_rate() {
     let mut pair = pair_with(Network::GOOD);
     let marked = PacketMeta {
         ecn_ce: true,
-        grh: None,
+        ..PacketMeta::default()
     };
     let mut count = 0;
     for at in 0..200u32 {
@@ -196,7 +196,7 @@ fn a_notification_is_sixteen_octets_behind_a_bth() {
     let mut pair = pair_with(Network::GOOD);
     let marked = PacketMeta {
         ecn_ce: true,
-        grh: None,
+        ..PacketMeta::default()
     };
     pair.b.feed(pair.now, &write_only(A_PSN), &marked);
     let packets = pair.b.transmit_all(pair.now);

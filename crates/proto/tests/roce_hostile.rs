@@ -270,6 +270,10 @@ fn attack(qp_type: QpType, service: usize) {
                 packet(&mut random, service, near, B_QPN)
             };
             let meta = PacketMeta {
+                packets: match random.below(4) {
+                    0 => u32::try_from(random.below(20)).unwrap(),
+                    _ => 1,
+                },
                 ecn_ce: random.below(10) == 0,
                 grh: (random.below(2) == 0).then_some([0; 40]),
             };

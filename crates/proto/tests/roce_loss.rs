@@ -10,6 +10,7 @@ use core::time::Duration;
 use std::env;
 
 use roce_common::*;
+use softverbs_proto::qp_state::QpType;
 use softverbs_proto::roce::queue_pair::QpAttributes;
 use softverbs_proto::wr::{SendOp, WcOpcode, WcStatus};
 use softverbs_wire::num::{PathMtu, Rkey};
@@ -275,7 +276,14 @@ fn run(seed: u64, percent: usize, tally: &mut Tally) {
         ..attributes()
     };
     let network = Network::all(percent);
-    let mut pair = Pair::new(attributes, network, random.next());
+    // Trains in every other run: whole, in parts or taken apart.
+    let network_seed = random.next();
+    let mut pair = match seed % 4 {
+        0 | 2 => Pair::reset(QpType::Rc, network, network_seed),
+        1 => Pair::with_trains(QpType::Rc, network, network_seed, Some(Random(seed))),
+        _ => Pair::with_trains(QpType::Rc, network, network_seed, None),
+    };
+    pair.connect(attributes);
     for end in [&mut pair.a, &mut pair.b] {
         end.max_packets = 1 + random.below(64);
     }

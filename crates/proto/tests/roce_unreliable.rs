@@ -216,8 +216,8 @@ fn datagrams(qpn: Qpn) -> End {
 
 fn grh() -> PacketMeta {
     PacketMeta {
-        ecn_ce: false,
         grh: Some([0x66; 40]),
+        ..PacketMeta::default()
     }
 }
 

@@ -2,8 +2,11 @@
 
 use core::ops::Range;
 
+use softverbs_wire::codec::Reader;
+use softverbs_wire::ib::Headers;
 use softverbs_wire::num::Lkey;
 
+use super::train;
 use crate::transmit::Piece;
 
 /// Where a packet goes.
@@ -26,7 +29,47 @@ pub struct PacketFrame {
     /// The pieces are memory that its owner may change at any time (READ responses): copy them
     /// before the ICRC is computed, or the two may disagree.
     pub volatile: bool,
+    /// How many packets it is: more than one if it is a [`train`](super::train).
+    pub packets: u32,
     pieces: Range<usize>,
+    /// Octets of the scratch buffer that are its headers.
+    header_len: usize,
+    /// Octets of payload of each packet of a train but the last.
+    mtu: usize,
+}
+
+/// Some packets of a train, to be put together.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The headers.
+    pub headers: Headers,
+    pieces: &'a [Piece],
+    /// Octets of the train's payload before it.
+    before: usize,
+    /// Octets of its payload.
+    pub payload_len: usize,
+}
+
+impl Part<'_> {
+    /// Octets, a multiple of 4, without the ICRC.
+    pub const fn frame_len(&self) -> usize {
+        self.headers.header_len() + self.payload_len + self.headers.bth.pad_count as usize
+    }
+
+    /// Its payload: keys, addresses and lengths of pieces of registered memory.
+    pub fn payload(&self) -> impl Iterator<Item = (Lkey, u64, usize)> {
+        let (mut skip, mut left) = (self.before, self.payload_len);
+        self.pieces.iter().filter_map(move |piece| {
+            let Piece::Memory { key, addr, len } = *piece else {
+                return None;
+            };
+            let skipped = skip.min(len);
+            skip -= skipped;
+            let here = left.min(len - skipped);
+            left -= here;
+            (here > 0).then(|| (key, addr.wrapping_add(skipped as u64), here))
+        })
+    }
 }
 
 /// Packets in the order of the wire. Reused: `clear` keeps the capacity.
@@ -40,6 +83,8 @@ pub struct PacketBatch {
     frames: Vec<PacketFrame>,
     /// Octets of the frame that is being put together.
     open: usize,
+    /// Of all frames.
+    packets: usize,
 }
 
 impl PacketBatch {
@@ -50,12 +95,18 @@ impl PacketBatch {
             pieces: Vec::new(),
             frames: Vec::new(),
             open: 0,
+            packets: 0,
         }
     }
 
-    /// How many packets there are.
+    /// How many frames there are.
     pub const fn len(&self) -> usize {
         self.frames.len()
+    }
+
+    /// How many packets there are, those of trains counted each.
+    pub const fn packets(&self) -> usize {
+        self.packets
     }
 
     /// Whether there is nothing to send.
@@ -63,7 +114,7 @@ impl PacketBatch {
         self.frames.is_empty()
     }
 
-    /// The packets.
+    /// The packets and trains.
     pub fn frames(&self) -> &[PacketFrame] {
         &self.frames
     }
@@ -71,6 +122,25 @@ impl PacketBatch {
     /// The gather list of a packet of this batch.
     pub fn pieces(&self, frame: &PacketFrame) -> &[Piece] {
         self.pieces.get(frame.pieces.clone()).unwrap_or(&[])
+    }
+
+    /// Some packets of a train. Nothing if its headers cannot be read, which does not happen.
+    pub fn part(&self, frame: &PacketFrame, packets: &Range<u32>) -> Option<Part<'_>> {
+        let pieces = self.pieces(frame);
+        let Some(&Piece::Scratch { start, .. }) = pieces.first() else {
+            return None;
+        };
+        let octets = self.scratch.get(start..start + frame.header_len)?;
+        let whole = Headers::parse(&mut Reader::new(octets)).ok()?;
+        let pad = usize::from(whole.bth.pad_count);
+        let total = frame.len.checked_sub(frame.header_len + pad)?;
+        let payload = train::payload_of(total, frame.mtu, packets);
+        Some(Part {
+            headers: train::part(&whole, frame.packets, packets),
+            pieces,
+            before: payload.start,
+            payload_len: payload.len(),
+        })
     }
 
     /// The scratch buffer that `Piece::Scratch` refers to.
@@ -84,6 +154,7 @@ impl PacketBatch {
         self.pieces.clear();
         self.frames.clear();
         self.open = 0;
+        self.packets = 0;
     }
 
     /// Octets that the allocations hold.
@@ -121,14 +192,24 @@ impl PacketBatch {
         }
     }
 
-    /// The packet is complete.
-    pub(super) fn end_frame(&mut self, destination: Destination, volatile: bool) {
+    /// The packet, or the train of so many of that MTU, is complete.
+    pub(super) fn end_frame(
+        &mut self,
+        destination: Destination,
+        volatile: bool,
+        header_len: usize,
+        (packets, mtu): (u32, usize),
+    ) {
         let pieces = self.next_piece()..self.pieces.len();
+        self.packets += packets as usize;
         self.frames.push(PacketFrame {
             destination,
             len: core::mem::take(&mut self.open),
             volatile,
+            packets,
             pieces,
+            header_len,
+            mtu,
         });
     }
 
@@ -161,12 +242,12 @@ mod tests {
         put(&mut batch, b"abc");
         put(&mut batch, b"");
         put(&mut batch, b"d");
-        batch.end_frame(Destination::Peer, false);
+        batch.end_frame(Destination::Peer, false, 0, (1, 0));
         put(&mut batch, b"efgh");
         batch.memory(KEY, 100, 0);
         batch.memory(KEY, 100, 3);
         put(&mut batch, b"i");
-        batch.end_frame(Destination::Address(9), true);
+        batch.end_frame(Destination::Address(9), true, 0, (1, 0));
         let memory = Piece::Memory {
             key: KEY,
             addr: 100,
@@ -195,13 +276,13 @@ mod tests {
     fn an_abandoned_packet_leaves_nothing() {
         let mut batch = PacketBatch::new();
         put(&mut batch, b"abcd");
-        batch.end_frame(Destination::Peer, false);
+        batch.end_frame(Destination::Peer, false, 0, (1, 0));
         let scratch_len = batch.scratch().len();
         put(&mut batch, b"ef");
         batch.memory(KEY, 100, 9);
         batch.abandon(scratch_len);
         put(&mut batch, b"xyzw");
-        batch.end_frame(Destination::Peer, false);
+        batch.end_frame(Destination::Peer, false, 0, (1, 0));
         assert_eq!(batch.scratch(), b"abcdxyzw");
         let lens: Vec<_> = batch.frames().iter().map(|frame| frame.len).collect();
         assert_eq!(lens, [4, 4]);
@@ -216,7 +297,7 @@ mod tests {
         let mut batch = PacketBatch::new();
         assert_eq!(batch.capacity(), 0);
         put(&mut batch, &[1; 1000]);
-        batch.end_frame(Destination::Peer, false);
+        batch.end_frame(Destination::Peer, false, 0, (1, 0));
         let capacity = batch.capacity();
         assert!(capacity >= 1000);
         batch.clear();

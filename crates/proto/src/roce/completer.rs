@@ -20,6 +20,7 @@ impl QueuePair {
         memory: &mut M,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
+        count: u32,
     ) {
         let psn = packet.headers.bth.psn;
         let requester = &self.requester;
@@ -30,7 +31,7 @@ impl QueuePair {
         }
         match info.operation {
             Operation::Acknowledge => self.on_acknowledge(now, packet),
-            Operation::ReadResponse => self.on_read_response(now, memory, packet),
+            Operation::ReadResponse => self.on_read_response(now, memory, packet, count),
             _ => self.on_atomic_acknowledge(now, memory, packet),
         }
     }
@@ -91,7 +92,13 @@ impl QueuePair {
         !self.requester.una.is_before(upto)
     }
 
-    fn on_read_response<M: Memory>(&mut self, now: Time, memory: &mut M, packet: &Packet<'_>) {
+    fn on_read_response<M: Memory>(
+        &mut self,
+        now: Time,
+        memory: &mut M,
+        packet: &Packet<'_>,
+        count: u32,
+    ) {
         let psn = packet.headers.bth.psn;
         let refuses = packet
             .headers
@@ -115,14 +122,14 @@ impl QueuePair {
         };
         let mtu = self.attributes.mtu() as u64;
         let offset = u64::from(entry.index_of(psn)) * mtu;
-        let expected = (entry.request.payload.len() - offset).min(mtu);
+        let expected = (entry.request.payload.len() - offset).min(mtu * u64::from(count));
         if packet.payload.len() as u64 != expected {
             return self.sq.fail_oldest(WcStatus::BadRespErr);
         }
         if scatter(memory, sges, offset, packet.payload).is_err() {
             return self.sq.fail_oldest(WcStatus::LocProtErr);
         }
-        self.answered(now, psn);
+        self.answered(now, psn, count);
     }
 
     fn on_atomic_acknowledge<M: Memory>(&mut self, now: Time, memory: &mut M, packet: &Packet<'_>) {
@@ -146,13 +153,13 @@ impl QueuePair {
         if scatter(memory, sges, 0, &result.original.to_ne_bytes()).is_err() {
             return self.sq.fail_oldest(WcStatus::LocProtErr);
         }
-        self.answered(now, psn);
+        self.answered(now, psn, 1);
     }
 
-    /// The answer `psn` of the oldest request has arrived.
-    fn answered(&mut self, now: Time, psn: Psn) {
+    /// The answers of the oldest request from `psn` on, `count` packets, have arrived.
+    fn answered(&mut self, now: Time, psn: Psn, count: u32) {
         let before = self.requester.una;
-        let after = psn.next();
+        let after = psn.advance(count);
         self.requester.set_una(after);
         if self.sq.oldest().is_some_and(|entry| entry.end() == after) {
             self.sq.complete_oldest(WcStatus::Success);

@@ -54,16 +54,19 @@ pub(super) fn check_order(
     fits.then_some(()).ok_or(RequestFault::UnexpectedOpcode)
 }
 
-/// Whether the payload is as long as the packet's place in its message wants it: full packets
-/// but for the last, which has at least one octet.
+/// Whether the payload of a packet, or a train of `count`, is as long as its place in its message wants
+/// it: full packets but for the last, which has at least one octet.
 pub(super) fn check_payload(
     position: Position,
     len: usize,
+    count: u32,
     mtu: usize,
 ) -> Result<(), RequestFault> {
+    let full = count as usize * mtu;
     let fits = match position {
-        Position::First | Position::Middle => len == mtu,
-        Position::Last => (1..=mtu).contains(&len),
+        Position::First | Position::Middle => len == full,
+        Position::Last => (full - mtu + 1..=full).contains(&len),
+        Position::Only if count > 1 => (full - mtu + 1..=full).contains(&len),
         Position::Only => len <= mtu,
     };
     fits.then_some(()).ok_or(RequestFault::PayloadLength)

@@ -26,6 +26,9 @@ pub struct QpConfig {
     pub port_mtu: PathMtu,
     /// Most packets in flight (RC), READ responses included; at least 1.
     pub max_window: u32,
+    /// Most packets of one frame, a [`train`](super::train) if there are several; 1 to
+    /// [`train::MOST`](super::train::MOST).
+    pub max_train: u32,
     /// Defects on demand; none in a release.
     pub mutations: Mutations,
 }
@@ -41,6 +44,7 @@ impl QpConfig {
             copy_limit: 256,
             port_mtu: PathMtu::Mtu4096,
             max_window: 256,
+            max_train: 1,
             mutations: Mutations::NONE,
         }
     }
@@ -59,13 +63,25 @@ pub struct UdDestination {
 }
 
 /// What the network said about a packet.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct PacketMeta {
+    /// How many packets it is: more than one if it is a [`train`](super::train).
+    pub packets: u32,
     /// The IP header is marked "congestion experienced".
     pub ecn_ce: bool,
     /// The 40 octets that a datagram's receive buffer starts with (UD); see
     /// [`GrhArea`].
     pub grh: Option<[u8; GrhArea::LEN]>,
+}
+
+impl Default for PacketMeta {
+    fn default() -> Self {
+        Self {
+            packets: 1,
+            ecn_ce: false,
+            grh: None,
+        }
+    }
 }
 
 /// What the octets before a datagram are.

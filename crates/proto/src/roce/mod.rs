@@ -17,6 +17,7 @@
 //! | `nak` | what can be wrong with a request, and what each side is told |
 //! | `uc`, `ud` | what the unreliable services do differently |
 //! | `packets` | headers, payload and pad to frames |
+//! | [`train`] | several packets of one message as one |
 
 pub mod attributes;
 pub mod batch;
@@ -32,5 +33,6 @@ mod recovery;
 mod requester;
 mod responder;
 mod send_queue;
+pub mod train;
 mod uc;
 mod ud;

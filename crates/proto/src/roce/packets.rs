@@ -48,15 +48,38 @@ pub(super) fn emit<M: Memory>(
     out: &mut PacketBatch,
     copy_limit: u32,
     destination: Destination,
+    headers: Headers,
+    source: Source<'_>,
+) -> Result<(), MemoryFault> {
+    emit_train(
+        memory,
+        out,
+        copy_limit,
+        destination,
+        headers,
+        source,
+        (1, 0),
+    )
+}
+
+/// The same with a train of so many packets of that MTU.
+pub(super) fn emit_train<M: Memory>(
+    memory: &M,
+    out: &mut PacketBatch,
+    copy_limit: u32,
+    destination: Destination,
     mut headers: Headers,
     source: Source<'_>,
+    (packets, mtu): (u32, usize),
 ) -> Result<(), MemoryFault> {
     let len = source.len();
     let pad = pad_count(len);
     headers.bth.pad_count = pad;
     let scratch_len = out.scratch().len();
     out.scratch_with(|scratch| headers.append_to(scratch));
-    let gathers = len > copy_limit as usize && !matches!(source, Source::Inline(_));
+    let header_len = out.scratch().len() - scratch_len;
+    let large = packets > 1 || len > copy_limit as usize;
+    let gathers = large && !matches!(source, Source::Inline(_));
     let payload = if gathers {
         gather(memory, out, source)
     } else {
@@ -70,7 +93,7 @@ pub(super) fn emit<M: Memory>(
     }
     out.scratch_with(|scratch| scratch.extend_from_slice(&[0; 3][..usize::from(pad)]));
     let volatile = gathers && matches!(source, Source::Remote { .. });
-    out.end_frame(destination, volatile);
+    out.end_frame(destination, volatile, header_len, (packets, mtu));
     Ok(())
 }
 

@@ -23,7 +23,7 @@
 
 use std::collections::VecDeque;
 
-use softverbs_wire::ib::{Headers, Opcode, Operation, Packet, Service};
+use softverbs_wire::ib::{Headers, Opcode, OpcodeInfo, Operation, Packet, Service};
 use softverbs_wire::num::{Gid, Pkey, Psn, Qpn};
 
 pub use super::attributes::{ModifyError, QpAttributes};
@@ -38,6 +38,7 @@ use super::packets::{self, Source};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::SendQueue;
+use super::train;
 use crate::fault::Misuse;
 use crate::memory::Memory;
 use crate::mutation::Mutation;
@@ -291,19 +292,56 @@ impl QueuePair {
         if meta.ecn_ce || bth.fecn {
             self.congestion_met(now);
         }
+        let count = meta.packets.max(1);
+        if count > 1 && !self.takes_train(packet, info, count) {
+            return self.take_apart(now, memory, packet, info, count);
+        }
         match service {
-            Service::Uc => self.on_unreliable(memory, packet, info),
+            Service::Uc => self.on_unreliable(memory, packet, info, count),
             Service::Ud => self.on_datagram(memory, packet, meta),
             // Either end of XRC knows one direction only.
             _ if info.is_response() && self.config.qp_type != QpType::XrcRecv => {
-                self.on_response(now, memory, packet, info);
+                self.on_response(now, memory, packet, info, count);
             }
             _ if !info.is_response() && self.config.qp_type != QpType::XrcSend => {
-                self.on_request(memory, packet, info);
+                self.on_request(memory, packet, info, count);
             }
             _ => self.counters.dropped += 1,
         }
         self.settle();
+    }
+
+    /// Whether a train comes in its order, so that it can be taken as one packet.
+    fn takes_train(&self, packet: &Packet<'_>, info: &OpcodeInfo, count: u32) -> bool {
+        let psn = packet.headers.bth.psn;
+        let mtu = self.attributes.mtu();
+        let in_order = if info.is_response() {
+            let after = psn.advance(count);
+            psn == self.requester.una && !self.requester.high.is_before(after)
+        } else {
+            psn == self.responder.expected
+        };
+        in_order && train::fits(info, count, packet.payload.len(), mtu)
+    }
+
+    /// A train that is not what it should be, or does not come in its order.
+    fn take_apart<M: Memory>(
+        &mut self,
+        now: Time,
+        memory: &mut M,
+        packet: &Packet<'_>,
+        info: &OpcodeInfo,
+        count: u32,
+    ) {
+        let mtu = self.attributes.mtu();
+        if !train::fits(info, count, packet.payload.len(), mtu) {
+            self.counters.dropped += u64::from(count);
+            return;
+        }
+        for index in 0..count {
+            let packet = train::packet(packet, count, index, mtu);
+            self.on_packet(now, memory, &packet, &PacketMeta::default());
+        }
     }
 
     /// The peer's packets meet congestion: it has to know (IBA annex A17), but not of each.
@@ -346,7 +384,8 @@ impl QueuePair {
             && !self.request_ready()
     }
 
-    /// Appends up to `max_packets` packets to `out`. Also carries out local requests whose turn
+    /// Appends up to `max_packets` packets to `out`, several of one message as one
+    /// [`train`](super::train) if the configuration says so. Also carries out local requests whose turn
     /// has come.
     pub fn poll_transmit<M: Memory>(
         &mut self,
@@ -355,19 +394,22 @@ impl QueuePair {
         out: &mut PacketBatch,
         max_packets: usize,
     ) {
-        let end = out.len().saturating_add(max_packets);
-        if out.len() < end && core::mem::take(&mut self.cnp_due) {
+        let end = out.packets().saturating_add(max_packets);
+        if out.packets() < end && core::mem::take(&mut self.cnp_due) {
             self.transmit_cnp(memory, out);
         }
         // An acknowledge is shorter than most requests: behind some, it is the last segment of the
         // same call.
-        if self.responder.answers.only_acknowledges() {
-            let ahead = end.saturating_sub(1).min(out.len() + AHEAD_OF_ACKNOWLEDGE);
+        let answers = &self.responder.answers;
+        if !answers.is_empty() && answers.only_acknowledges() {
+            let ahead = end
+                .saturating_sub(1)
+                .min(out.packets() + AHEAD_OF_ACKNOWLEDGE);
             self.transmit_requests(now, memory, out, ahead);
         }
         // Long READ responses and long messages of our own share the way.
         let share = if self.request_ready() {
-            out.len() + max_packets.div_ceil(2)
+            out.packets() + max_packets.div_ceil(2)
         } else {
             end
         };
@@ -384,14 +426,14 @@ impl QueuePair {
         out: &mut PacketBatch,
         end: usize,
     ) {
-        while out.len() < end && self.request_ready() {
-            self.transmit_request(now, memory, out);
+        while out.packets() < end && self.request_ready() {
+            self.transmit_request(now, memory, out, end - out.packets());
         }
     }
 
     fn transmit_answers<M: Memory>(&mut self, memory: &mut M, out: &mut PacketBatch, end: usize) {
-        while out.len() < end && !self.responder.answers.is_empty() {
-            self.transmit_answer(memory, out);
+        while out.packets() < end && !self.responder.answers.is_empty() {
+            self.transmit_answer(memory, out, end - out.packets());
         }
     }
 

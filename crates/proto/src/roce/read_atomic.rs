@@ -322,17 +322,22 @@ impl QueuePair {
         Some(())
     }
 
-    /// One packet of the oldest answer.
-    pub(super) fn transmit_answer<M: Memory>(&mut self, memory: &mut M, out: &mut PacketBatch) {
+    /// One packet of the oldest answer, or a train of `most` at most.
+    pub(super) fn transmit_answer<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        out: &mut PacketBatch,
+        most: usize,
+    ) {
         let Some(&answer) = self.responder.answers.queue.front() else {
             return;
         };
         let dest_qpn = self.attributes.dest_qpn;
-        let (headers, source, last) = match answer {
+        let (headers, source, count, last) = match answer {
             Answer::Acknowledge { psn, syndrome, msn } => {
                 let bth = packets::bth(self.answer(Operation::Acknowledge), dest_qpn, psn);
                 let headers = Headers::new(bth).with_aeth(Aeth::new(syndrome, msn));
-                (headers, Source::None, true)
+                (headers, Source::None, 1, true)
             }
             Answer::Atomic {
                 psn, original, msn, ..
@@ -342,9 +347,9 @@ impl QueuePair {
                 let headers = Headers::new(bth)
                     .with_aeth(Aeth::new(Syndrome::ACK, msn))
                     .with_atomic_ack_eth(AtomicAckEth { original });
-                (headers, Source::None, true)
+                (headers, Source::None, 1, true)
             }
-            Answer::Read { reading, sent, .. } => self.read_response(&reading, sent),
+            Answer::Read { reading, sent, .. } => self.read_response(&reading, sent, most),
         };
         let limit = self.config.copy_limit;
         let selected = match answer {
@@ -352,7 +357,16 @@ impl QueuePair {
             _ => true,
         };
         let yielded = if selected {
-            packets::emit(memory, out, limit, Destination::Peer, headers, source)
+            let train = (count, self.attributes.mtu());
+            packets::emit_train(
+                memory,
+                out,
+                limit,
+                Destination::Peer,
+                headers,
+                source,
+                train,
+            )
         } else {
             Err(MemoryFault::WrongPd)
         };
@@ -366,7 +380,7 @@ impl QueuePair {
             return self.refuse(headers.bth.psn, fault);
         }
         match self.responder.answers.queue.front_mut() {
-            Some(Answer::Read { sent, .. }) if !last => *sent += 1,
+            Some(Answer::Read { sent, .. }) if !last => *sent += count,
             _ => {
                 self.responder.answers.queue.pop_front();
             }
@@ -379,13 +393,20 @@ impl QueuePair {
         opcode.unwrap_or(Opcode::RC_ACKNOWLEDGE)
     }
 
-    fn read_response(&self, reading: &Reading, sent: u32) -> (Headers, Source<'static>, bool) {
+    fn read_response(
+        &self,
+        reading: &Reading,
+        sent: u32,
+        most: usize,
+    ) -> (Headers, Source<'static>, u32, bool) {
         let mtu = self.attributes.mtu();
-        let count = self.attributes.path_mtu.packets(reading.len);
-        let last = sent + 1 >= count;
+        let packets = self.attributes.path_mtu.packets(reading.len);
+        let count = (packets - sent).min(self.most_of_train(most));
+        let last = sent + count >= packets;
         let offset = u64::from(sent) * mtu as u64;
         let left = u64::from(reading.len).saturating_sub(offset);
-        let len = usize::try_from(left).map_or(mtu, |left| left.min(mtu));
+        let full = mtu * count as usize;
+        let len = usize::try_from(left).map_or(full, |left| left.min(full));
         let position = Position::new(sent == 0, last);
         let service = self.service();
         let opcode = Opcode::find(service, Operation::ReadResponse, position, Extra::None);
@@ -403,6 +424,6 @@ impl QueuePair {
             addr: reading.addr.wrapping_add(offset),
             len,
         };
-        (headers, source, last)
+        (headers, source, count, last)
     }
 }

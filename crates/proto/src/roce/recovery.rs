@@ -87,14 +87,14 @@ fn has_come(deadline: Option<Time>, now: Time) -> bool {
 }
 
 impl QueuePair {
-    /// `count` sequence numbers from `next` on were sent in one packet.
-    pub(super) fn packets_sent(&mut self, now: Time, count: u32, asks: bool) {
+    /// `count` sequence numbers from `next` on were sent, in so many packets.
+    pub(super) fn packets_sent(&mut self, now: Time, count: u32, packets: u32, asks: bool) {
         let requester = &mut self.requester;
         let recovery = &mut requester.recovery;
         let first = requester.next;
         requester.next = first.advance(count);
         if first.is_before(requester.high) {
-            self.counters.retransmitted += 1;
+            self.counters.retransmitted += u64::from(packets);
         } else if asks && recovery.timed.is_none() {
             recovery.timed = Some((first, now));
         }

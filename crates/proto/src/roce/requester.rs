@@ -21,6 +21,7 @@ use super::packets::{self, Source};
 use super::queue_pair::QueuePair;
 use super::recovery::Recovery;
 use super::send_queue::{Entry, Progress};
+use super::train;
 use crate::memory::{Access, Memory, MemoryFault};
 use crate::qp_state::{QpState, QpType};
 use crate::time::Time;
@@ -206,12 +207,13 @@ impl QueuePair {
         }
     }
 
-    /// One packet of the send queue, or whatever else its next request needs.
+    /// One packet of the send queue, or a train of `most` at most, or whatever else its next request needs.
     pub(super) fn transmit_request<M: Memory>(
         &mut self,
         now: Time,
         memory: &mut M,
         out: &mut PacketBatch,
+        most: usize,
     ) {
         let Some(entry) = self.sq.current() else {
             return;
@@ -247,7 +249,7 @@ impl QueuePair {
         }
         let result = match self.sq.current().map(|entry| entry.request.op) {
             Some(op) if is_answered(op) => self.transmit_asking(now, memory, out),
-            _ => self.transmit_payload(now, memory, out),
+            _ => self.transmit_payload(now, memory, out, most),
         };
         if result.is_err() {
             self.sq.fail_current(WcStatus::LocProtErr);
@@ -278,12 +280,41 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The next packet of a Send or RDMA Write.
+    /// How many packets of the current request, from number `index` on, go out as one: `most` at most.
+    fn train_of(&self, entry: &Entry, index: u32, most: usize) -> u32 {
+        if !matches!(entry.request.payload, Payload::Sges(_)) {
+            return 1;
+        }
+        let left = (entry.packets - index).min(self.most_of_train(most));
+        if !self.config.qp_type.is_reliable() {
+            return left;
+        }
+        // The last one of a train is the only one that may ask for an acknowledge.
+        let room = self
+            .flight_limit()
+            .saturating_sub(self.requester.in_flight());
+        let before_asking = ACK_EVERY.saturating_sub(self.requester.unasked);
+        left.min(room).min(before_asking).max(1)
+    }
+
+    /// How many packets go out as one, `most` at most, if all of them are full.
+    pub(super) fn most_of_train(&self, most: usize) -> u32 {
+        let limit = self.config.copy_limit as usize;
+        // What is copied into the scratch buffer is not taken apart.
+        if limit >= self.attributes.mtu() {
+            return 1;
+        }
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        self.config.max_train.min(train::MOST).min(most).max(1)
+    }
+
+    /// The next packets of a Send or RDMA Write.
     fn transmit_payload<M: Memory>(
         &mut self,
         now: Time,
         memory: &M,
         out: &mut PacketBatch,
+        most: usize,
     ) -> Result<(), MemoryFault> {
         let Some(entry) = self.sq.current() else {
             return Ok(());
@@ -292,12 +323,15 @@ impl QueuePair {
         let mtu = self.attributes.mtu();
         let psn = self.requester.next;
         let index = entry.index_of(psn);
-        let position = Position::new(index == 0, index + 1 == entry.packets);
+        let count = self.train_of(entry, index, most);
+        let position = Position::new(index == 0, index + count == entry.packets);
         let offset = u64::from(index) * mtu as u64;
         let total = entry.request.payload.len();
-        let len = usize::try_from(total - offset).map_or(mtu, |left| left.min(mtu));
-        let full = self.requester.in_flight() + 1 >= self.flight_limit();
-        let asks = reliable && (position.ends() || full || self.requester.unasked + 1 >= ACK_EVERY);
+        let full = mtu * count as usize;
+        let len = usize::try_from(total - offset).map_or(full, |left| left.min(full));
+        let fills = self.requester.in_flight() + count >= self.flight_limit();
+        let unasked = self.requester.unasked + count;
+        let asks = reliable && (position.ends() || fills || unasked >= ACK_EVERY);
         let mut headers = message_headers(&entry.request, self.service(), position, total);
         headers.bth.dest_qp = self.attributes.dest_qpn;
         headers.bth.psn = psn;
@@ -310,19 +344,20 @@ impl QueuePair {
                 Source::Inline(data.get(start..start + len).unwrap_or(&[]))
             }
         };
-        packets::emit(
+        packets::emit_train(
             memory,
             out,
             self.config.copy_limit,
             Destination::Peer,
             headers,
             source,
+            (count, mtu),
         )?;
         if reliable {
-            self.requester.unasked = if asks { 0 } else { self.requester.unasked + 1 };
-            self.packets_sent(now, 1, asks);
+            self.requester.unasked = if asks { 0 } else { unasked };
+            self.packets_sent(now, count, count, asks);
         } else {
-            self.requester.next = psn.next();
+            self.requester.next = psn.advance(count);
         }
         if position.ends() {
             self.sq.advance();
@@ -401,7 +436,7 @@ impl QueuePair {
             Source::None,
         )?;
         self.requester.unasked = 0;
-        self.packets_sent(now, count, true);
+        self.packets_sent(now, count, 1, true);
         if ends {
             self.sq.advance();
         }

@@ -44,12 +44,13 @@ impl Responder {
 }
 
 impl QueuePair {
-    /// A request of the peer on a reliable connection.
+    /// A request of the peer on a reliable connection, of `count` packets.
     pub(super) fn on_request<M: Memory>(
         &mut self,
         memory: &mut M,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
+        count: u32,
     ) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             self.counters.dropped += 1;
@@ -57,7 +58,7 @@ impl QueuePair {
         }
         let bth = &packet.headers.bth;
         match bth.psn.distance_from(self.responder.expected) {
-            0 => match self.execute(memory, packet, info) {
+            0 => match self.execute(memory, packet, info, count) {
                 Ok(packets) => {
                     self.responder.expected = bth.psn.advance(packets);
                     self.responder.gap_told = false;
@@ -80,6 +81,7 @@ impl QueuePair {
         memory: &mut M,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
+        count: u32,
     ) -> Result<u32, RequestFault> {
         check_order(self.responder.message.as_ref(), info)?;
         self.heard_of_peer();
@@ -87,7 +89,8 @@ impl QueuePair {
             self.select_srq(memory, packet)?;
         }
         if info.has_payload() {
-            check_payload(info.position, packet.payload.len(), self.attributes.mtu())?;
+            let mtu = self.attributes.mtu();
+            check_payload(info.position, packet.payload.len(), count, mtu)?;
         }
         match info.operation {
             Operation::Send => self.receive_send(memory, packet, info)?,
@@ -102,7 +105,7 @@ impl QueuePair {
         if info.position.ends() {
             self.responder.msn = self.responder.msn.next();
         }
-        Ok(1)
+        Ok(count)
     }
 
     /// IBA annex A14: each request packet names the shared receive queue that it is for.

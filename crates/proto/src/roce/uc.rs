@@ -11,12 +11,13 @@ use crate::qp_state::QpState;
 use crate::wr::WcStatus;
 
 impl QueuePair {
-    /// A packet of the peer on an unreliable connection.
+    /// A packet of the peer on an unreliable connection, or a train of `count`.
     pub(super) fn on_unreliable<M: Memory>(
         &mut self,
         memory: &mut M,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
+        count: u32,
     ) {
         let receives = matches!(
             self.state,
@@ -31,12 +32,12 @@ impl QueuePair {
             self.counters.out_of_sequence += 1;
             self.forget_message();
         }
-        self.responder.expected = psn.next();
+        self.responder.expected = psn.advance(count);
         if info.position.starts() {
             // One that has not ended never will.
             self.forget_message();
         }
-        match self.execute_unreliable(memory, packet, info) {
+        match self.execute_unreliable(memory, packet, info, count) {
             Ok(()) => {
                 if info.position.ends() {
                     self.responder.msn = self.responder.msn.next();
@@ -59,10 +60,12 @@ impl QueuePair {
         memory: &mut M,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
+        count: u32,
     ) -> Result<(), RequestFault> {
         check_order(self.responder.message.as_ref(), info)?;
         self.heard_of_peer();
-        check_payload(info.position, packet.payload.len(), self.attributes.mtu())?;
+        let mtu = self.attributes.mtu();
+        check_payload(info.position, packet.payload.len(), count, mtu)?;
         match info.operation {
             Operation::Send => self.receive_send(memory, packet, info),
             Operation::Write => self.receive_write(memory, packet, info),

@@ -8,11 +8,13 @@
 )]
 #![allow(unreachable_pub, reason = "a module of several test binaries")]
 
+mod end;
 #[path = "../common/memory.rs"]
 pub mod memory;
 pub mod model;
 pub mod responder;
 
+use core::ops::Range;
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,9 +22,10 @@ use smallvec::smallvec;
 use softverbs_proto::memory::{Access, Memory as _};
 use softverbs_proto::qp_state::{QpAttrMask, QpState, QpType};
 use softverbs_proto::roce::queue_pair::{
-    Destination, PacketBatch, PacketMeta, QpAttributes, QpConfig, QpEvent, QueuePair,
+    Destination, PacketBatch, PacketFrame, PacketMeta, QpAttributes, QpConfig, QpEvent, QueuePair,
     RecvCompletion, UdDestination,
 };
+use softverbs_proto::roce::train;
 use softverbs_proto::time::Time;
 use softverbs_proto::transmit::Piece;
 use softverbs_proto::wr::{Completion, Payload, SendFlags, SendOp, SendRequest, Sge, WcStatus};
@@ -31,6 +34,7 @@ use softverbs_wire::ib::{
 };
 use softverbs_wire::num::{Lkey, Msn24, PathMtu, Pkey, Psn, Qkey, Qpn, Rkey};
 
+pub use end::End;
 pub use memory::VecMemory;
 
 pub const A_QPN: Qpn = Qpn::new(0x11);
@@ -154,154 +158,6 @@ pub fn masks(qp_type: QpType) -> [QpAttrMask; 3] {
     }
 }
 
-#[derive(Debug)]
-pub struct End {
-    pub qp: QueuePair,
-    pub memory: VecMemory,
-    pub events: Vec<QpEvent>,
-    pub sent: Vec<Completion>,
-    pub received: Vec<Completion>,
-    pub sources: Vec<RecvCompletion>,
-    /// Headers of everything that this end sent, and when.
-    pub record: Vec<(Time, Headers)>,
-    pub max_packets: usize,
-    batch: PacketBatch,
-}
-
-impl End {
-    pub fn new(config: QpConfig) -> Self {
-        Self {
-            qp: QueuePair::new(config),
-            memory: VecMemory::default(),
-            events: Vec::new(),
-            sent: Vec::new(),
-            received: Vec::new(),
-            sources: Vec::new(),
-            record: Vec::new(),
-            max_packets: 64,
-            batch: PacketBatch::new(),
-        }
-    }
-
-    pub fn post(&mut self, request: SendRequest) {
-        self.qp.post_send(request).unwrap();
-    }
-
-    pub fn to(&mut self, state: QpState, attributes: &QpAttributes) {
-        let [init, rtr, rts] = masks(self.qp.config().qp_type);
-        let mask = match state {
-            QpState::Init => init,
-            QpState::Rtr => rtr,
-            QpState::Rts => rts,
-            _ => QpAttrMask::STATE,
-        };
-        self.qp.modify(Time::ZERO, attributes, mask, state).unwrap();
-        self.drain();
-    }
-
-    /// Transmits once; the packets with room for an ICRC.
-    pub fn transmit(&mut self, now: Time) -> Vec<(Destination, Vec<u8>)> {
-        let wanted = self.qp.wants_transmit();
-        self.batch.clear();
-        self.qp
-            .poll_transmit(now, &mut self.memory, &mut self.batch, self.max_packets);
-        assert!(self.batch.len() <= self.max_packets, "more than asked for");
-        assert!(
-            wanted || self.batch.is_empty(),
-            "transmits though it did not want to"
-        );
-        let mut packets = Vec::new();
-        for frame in self.batch.frames() {
-            let mut octets = Vec::new();
-            for piece in self.batch.pieces(frame) {
-                match *piece {
-                    Piece::Scratch { start, len } => {
-                        octets.extend_from_slice(&self.batch.scratch()[start..start + len]);
-                    }
-                    Piece::Memory { key, addr, len } => {
-                        let at = octets.len();
-                        octets.resize(at + len, 0);
-                        self.memory.read(key, addr, &mut octets[at..]).unwrap();
-                    }
-                }
-            }
-            assert_eq!(octets.len(), frame.len);
-            assert_eq!(octets.len() % 4, 0);
-            octets.extend_from_slice(&[0; 4]);
-            let packet = Packet::parse(&octets).expect("we sent a packet");
-            assert!(packet.headers.bth.mig_req);
-            assert_eq!(packet.headers.bth.pkey, Pkey::DEFAULT);
-            self.record.push((now, packet.headers));
-            packets.push((frame.destination, octets));
-        }
-        self.drain();
-        packets
-    }
-
-    /// All that it wants to send now.
-    pub fn transmit_all(&mut self, now: Time) -> Vec<Vec<u8>> {
-        let mut all = Vec::new();
-        let mut rounds = 0;
-        while self.qp.wants_transmit() {
-            all.extend(self.transmit(now).into_iter().map(|(_, octets)| octets));
-            rounds += 1;
-            assert!(rounds < 100_000, "wants to transmit for ever");
-        }
-        all
-    }
-
-    /// Headers of all that it wants to send now.
-    pub fn answers(&mut self, now: Time) -> Vec<Headers> {
-        self.transmit_all(now)
-            .iter()
-            .map(|octets| Packet::parse(octets).unwrap().headers)
-            .collect()
-    }
-
-    pub fn feed(&mut self, now: Time, octets: &[u8], meta: &PacketMeta) {
-        let Ok(packet) = Packet::parse(octets) else {
-            return;
-        };
-        self.qp.on_packet(now, &mut self.memory, &packet, meta);
-        self.drain();
-    }
-
-    /// A packet made up by a test, without a network.
-    pub fn inject(&mut self, now: Time, headers: Headers, payload: &[u8]) {
-        let packet = built(headers, payload);
-        self.feed(now, &packet, &PacketMeta::default());
-    }
-
-    /// Fetches everything that there is to tell, in the order of the contract.
-    pub fn drain(&mut self) {
-        while let Some(event) = self.qp.poll_event() {
-            self.events.push(event);
-        }
-        while let Some(received) = self.qp.poll_recv_completion() {
-            self.received.push(received.completion);
-            self.sources.push(received);
-        }
-        while let Some(completion) = self.qp.poll_send_completion() {
-            self.sent.push(completion);
-        }
-    }
-
-    pub fn statuses(&self) -> Vec<(u64, WcStatus)> {
-        statuses(&self.sent)
-    }
-
-    pub fn opcodes(&self) -> Vec<Opcode> {
-        self.record
-            .iter()
-            .map(|(_, headers)| headers.bth.opcode)
-            .collect()
-    }
-
-    pub fn clear_record(&mut self) {
-        self.record.clear();
-    }
-}
-
 /// The octets of a packet.
 pub fn built(mut headers: Headers, payload: &[u8]) -> Vec<u8> {
     headers.bth.pad_count = softverbs_wire::ib::pad_count(payload.len());
@@ -362,6 +218,25 @@ impl Pair {
             filter: None,
             peak: 0,
         }
+    }
+
+    /// From now on both ends put several packets of a message into one frame, which `parts` says how to
+    /// send.
+    pub fn with_trains(
+        qp_type: QpType,
+        network: Network,
+        seed: u64,
+        parts: Option<Random>,
+    ) -> Self {
+        let mut pair = Self::reset(qp_type, network, seed);
+        for (end, qpn) in [(&mut pair.a, A_QPN), (&mut pair.b, B_QPN)] {
+            *end = End::new(QpConfig {
+                max_train: train::MOST,
+                ..config(qp_type, qpn)
+            });
+            end.parts.clone_from(&parts);
+        }
+        pair
     }
 
     /// Two reliable queue pairs in RTS.
@@ -455,7 +330,10 @@ impl Pair {
             }
             let (to_b, octets, ecn_ce) = entry.remove();
             let end = if to_b { &mut self.b } else { &mut self.a };
-            let meta = PacketMeta { ecn_ce, grh: None };
+            let meta = PacketMeta {
+                ecn_ce,
+                ..PacketMeta::default()
+            };
             end.feed(self.now, &octets, &meta);
         }
         for end in [&mut self.a, &mut self.b] {
