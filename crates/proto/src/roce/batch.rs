@@ -31,6 +31,8 @@ pub struct PacketFrame {
     pub volatile: bool,
     /// How many packets it is: more than one if it is a [`train`](super::train).
     pub packets: u32,
+    /// How many packets are before it in the batch.
+    pub first: usize,
     pieces: Range<usize>,
     /// Octets of the scratch buffer that are its headers.
     header_len: usize,
@@ -119,6 +121,17 @@ impl PacketBatch {
         &self.frames
     }
 
+    /// The frame that a packet is in, by the packet's number in the batch.
+    pub fn frame_of(&self, packet: usize) -> Option<&PacketFrame> {
+        let index = if self.packets == self.frames.len() {
+            packet
+        } else {
+            let after = self.frames.partition_point(|frame| frame.first <= packet);
+            after.checked_sub(1)?
+        };
+        self.frames.get(index).filter(|_| packet < self.packets)
+    }
+
     /// The gather list of a packet of this batch.
     pub fn pieces(&self, frame: &PacketFrame) -> &[Piece] {
         self.pieces.get(frame.pieces.clone()).unwrap_or(&[])
@@ -201,8 +214,10 @@ impl PacketBatch {
         (packets, mtu): (u32, usize),
     ) {
         let pieces = self.next_piece()..self.pieces.len();
+        let first = self.packets;
         self.packets += packets as usize;
         self.frames.push(PacketFrame {
+            first,
             destination,
             len: core::mem::take(&mut self.open),
             volatile,

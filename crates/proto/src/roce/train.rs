@@ -11,6 +11,7 @@ use core::ops::Range;
 use softverbs_wire::ib::{
     Extra, Headers, Opcode, OpcodeInfo, Operation, Packet, Position, Service, Trailer,
 };
+use softverbs_wire::num::PathMtu;
 
 /// Most packets of a train.
 pub const MOST: u32 = 16;
@@ -65,6 +66,13 @@ pub(super) const fn fits(info: &OpcodeInfo, count: u32, len: usize, mtu: usize) 
     ) && !matches!(info.service, Service::Ud);
     let most = (count as usize).saturating_mul(mtu);
     has_payload && count <= MOST && len <= most && len + mtu > most
+}
+
+/// The path MTU of a train of `count` packets, two or more, with so many octets of payload.
+pub fn mtu_of(len: usize, count: u32) -> Option<usize> {
+    let mut mtus = PathMtu::ALL.into_iter().map(PathMtu::octets);
+    let count = count as usize;
+    mtus.find(|mtu| count > 1 && len <= count * mtu && len > (count - 1) * mtu)
 }
 
 /// A packet of a train of `count`.

@@ -14,6 +14,7 @@ use softverbs_proto::roce::batch::{Destination, PacketBatch};
 use softverbs_proto::roce::queue_pair::{
     NetworkHeader, QpConfig, QpEvent, QpFailure, QueuePair, RecvCompletion, UdDestination,
 };
+use softverbs_proto::roce::train;
 use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
@@ -78,7 +79,7 @@ pub(crate) struct Roce {
     /// Requests that were posted between `connect` and the peer's answer: they go first. `None`
     /// when it is not the time for them.
     early: Option<Vec<(SendRequest, Option<Qpn>)>>,
-    /// Packets that the kernel had no room for, from that one on.
+    /// Packets that there was no room for, from that one on.
     pub(crate) pending: PacketBatch,
     pending_from: usize,
     /// The port tells when there is room.
@@ -101,6 +102,7 @@ impl Roce {
             copy_limit: COPY_LIMIT,
             port_mtu,
             max_window: port.window(port_mtu),
+            max_train: train::MOST,
             ..QpConfig::new(attr.qp_type, qpn, attr.cap.max_send_wr)
         };
         Ok(Self {
@@ -398,7 +400,7 @@ impl QpInner {
                 roce.pending_from = next;
                 if !std::mem::replace(&mut roce.waiting, true) {
                     let sink: Weak<dyn PacketSink> = self.weak();
-                    let frame = roce.pending.frames().get(next);
+                    let frame = roce.pending.frame_of(next);
                     let path = frame.and_then(|frame| roce.path_to(frame.destination));
                     roce.port.wait_for_room(path, sink);
                 }
@@ -409,13 +411,12 @@ impl QpInner {
 
     fn send_frames_of(&self, roce: &Roce, batch: &PacketBatch, mut from: usize) -> Gone {
         let regions = &self.pd.context().inner().regions;
-        let frames = batch.frames();
-        while from < frames.len() {
-            let destination = frames[from].destination;
-            let same = frames[from..]
-                .iter()
-                .position(|frame| frame.destination != destination);
-            let range: Range<usize> = from..same.map_or(frames.len(), |count| from + count);
+        while let Some(frame) = batch.frame_of(from) {
+            let destination = frame.destination;
+            let mut frames = batch.frames().iter();
+            let other = frames.find(|frame| frame.first > from && frame.destination != destination);
+            let range: Range<usize> =
+                from..other.map_or_else(|| batch.packets(), |frame| frame.first);
             let Some(path) = roce.path_to(destination) else {
                 from = range.end;
                 continue;

@@ -46,6 +46,8 @@ pub(crate) trait GsiSink: Send + Sync {
 pub(crate) struct PacketMeta {
     /// Octets of the datagram: BTH to ICRC.
     pub(crate) len: usize,
+    /// How many packets it is: more than one if it is a train, which has come by shared memory.
+    pub(crate) packets: u32,
     /// Type of service or traffic class; its low two bits are the ECN field.
     pub(crate) traffic_class: u8,
 }

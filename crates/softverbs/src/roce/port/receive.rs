@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
 
 use smallvec::SmallVec;
+use softverbs_proto::roce::train;
 use softverbs_proto::time::Time;
 use softverbs_wire::ib::mad::MAD_LEN;
 use softverbs_wire::ib::{Icrc, Ipv4Ident, Opcode, Packet};
@@ -390,31 +391,60 @@ impl<'a> Burst<'a> {
             self.run_to(to, arrival, Together::Lane(run));
             return octets;
         }
-        while let Some(octets) = run.next() {
-            if self.is_disturbed() {
-                // As it would have come by a wire.
-                let from = arrival.from;
-                let ends = Ends::new(
-                    (from.remote, from.source_port),
-                    (from.local, arrival.to_port),
-                );
-                let mut sealed = octets.to_vec();
-                if let Some(ends) = ends {
-                    ends.seal(0, &mut sealed);
-                }
-                let by_lane = false;
-                self.packet(
-                    &Arrival {
-                        by_lane,
-                        ..*arrival
-                    },
-                    &sealed,
-                );
-            } else if !octets.is_empty() {
-                self.packet(arrival, octets);
+        while let Some((octets, count)) = run.next() {
+            if octets.is_empty() {
+            } else if count == 1 {
+                self.by_lane_alone(arrival, octets);
+            } else {
+                self.take_apart(arrival, octets, count);
             }
         }
         octets
+    }
+
+    /// A train that nobody takes as one.
+    fn take_apart(&mut self, arrival: &Arrival, octets: &[u8], count: usize) {
+        let packets = Packet::parse(octets).ok().and_then(|whole| {
+            let count = u32::try_from(count)
+                .ok()
+                .filter(|count| *count <= train::MOST)?;
+            let mtu = train::mtu_of(whole.payload.len(), count)?;
+            Some((whole, count, mtu))
+        });
+        let Some((whole, count, mtu)) = packets else {
+            add(&self.port.counters.malformed, 1);
+            return;
+        };
+        for index in 0..count {
+            let mut packet = Vec::new();
+            train::packet(&whole, count, index, mtu).append_to(&mut packet);
+            self.by_lane_alone(arrival, &packet);
+        }
+    }
+
+    /// A packet of a lane that is not handed on with others.
+    fn by_lane_alone(&mut self, arrival: &Arrival, octets: &[u8]) {
+        if !self.is_disturbed() {
+            return self.packet(arrival, octets);
+        }
+        // As it would have come by a wire.
+        let from = arrival.from;
+        let ends = Ends::new(
+            (from.remote, from.source_port),
+            (from.local, arrival.to_port),
+        );
+        let mut sealed = octets.to_vec();
+        if let Some(ends) = ends {
+            ends.seal(0, &mut sealed);
+        }
+        let by_lane = false;
+        self.packet(
+            &Arrival {
+                by_lane,
+                ..*arrival
+            },
+            &sealed,
+        );
     }
 
     /// One packet.
@@ -458,6 +488,7 @@ impl<'a> Burst<'a> {
             Some(sink) => {
                 let meta = PacketMeta {
                     len,
+                    packets: 1,
                     traffic_class: arrival.traffic_class,
                 };
                 sink.packet(now, packet, &meta, &arrival.from);

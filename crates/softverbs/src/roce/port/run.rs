@@ -23,12 +23,13 @@ pub(super) enum Together<'a> {
 }
 
 impl<'a> Together<'a> {
-    fn next(&mut self) -> Option<&'a [u8]> {
+    /// The octets of the next packet or train, and how many packets it is.
+    fn next(&mut self) -> Option<(&'a [u8], usize)> {
         match self {
             Self::Datagrams { octets, segment } => {
                 let (first, rest) = octets.split_at((*segment).min(octets.len()));
                 *octets = rest;
-                (!first.is_empty()).then_some(first)
+                (!first.is_empty()).then_some((first, 1))
             }
             Self::Lane(run) => run.next(),
         }
@@ -44,15 +45,21 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The next one whose ICRC is right.
+    /// The next one, or the next train, whose ICRC is right.
     pub(crate) fn next(&mut self) -> Option<(Packet<'a>, PacketMeta)> {
-        while let Some(octets) = self.packets.next() {
+        while let Some((octets, packets)) = self.packets.next() {
             let checked = self.port.check(&self.arrival, octets);
             self.arrival.ident = self.arrival.ident.wrapping_add(1);
             if let Some(packet) = checked {
                 let len = octets.len();
                 let traffic_class = self.arrival.traffic_class;
-                return Some((packet, PacketMeta { len, traffic_class }));
+                let packets = u32::try_from(packets).unwrap_or(u32::MAX);
+                let meta = PacketMeta {
+                    len,
+                    packets,
+                    traffic_class,
+                };
+                return Some((packet, meta));
             }
         }
         None

@@ -12,11 +12,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{OnceLock, Weak};
 
 use softverbs_proto::memory::MemoryFault;
-use softverbs_proto::roce::batch::{PacketBatch, PacketFrame};
+use softverbs_proto::roce::batch::{PacketBatch, PacketFrame, Part};
 use softverbs_proto::transmit::Piece;
+use softverbs_wire::codec::Writer;
 use softverbs_wire::ib::mad::{MAD_LEN, gsi_headers};
 use softverbs_wire::ib::{Icrc, Ipv4Ident};
-use softverbs_wire::num::Psn;
+use softverbs_wire::num::{Lkey, Psn};
 
 use super::border::{PacketSink, SendPath, Sent};
 use super::counters::add;
@@ -114,11 +115,19 @@ impl Ends {
 pub(super) trait Packets {
     fn count(&self) -> usize;
 
-    /// Octets of a packet, without the ICRC.
-    fn len_of(&self, index: usize) -> usize;
+    /// How many packets, from number `index` on, may go as one, a train.
+    fn together(&self, index: usize) -> u32;
 
-    /// Writes a packet, without the ICRC, to a place of its length.
-    fn write(&self, index: usize, place: &mut [u8]) -> std::result::Result<(), MemoryFault>;
+    /// Octets of a packet, or of a train of `count`, without the ICRC.
+    fn len_of(&self, index: usize, count: u32) -> usize;
+
+    /// Writes a packet, or a train of `count`, without the ICRC, to a place of its length.
+    fn write(
+        &self,
+        index: usize,
+        count: u32,
+        place: &mut [u8],
+    ) -> std::result::Result<(), MemoryFault>;
 }
 
 /// Packets of a batch, whose payload is in registered memory.
@@ -126,30 +135,76 @@ struct Batched<'a> {
     memory: LastPin<'a>,
     domain: Domain,
     batch: &'a PacketBatch,
-    frames: &'a [PacketFrame],
+    packets: Range<usize>,
+}
+
+impl<'a> Batched<'a> {
+    /// Where a packet is: its frame and its number there.
+    fn find(&self, index: usize) -> Option<(&'a PacketFrame, u32)> {
+        let packet = self.packets.start + index;
+        let frame = self.batch.frame_of(packet)?;
+        Some((frame, u32::try_from(packet - frame.first).ok()?))
+    }
+
+    fn part(&self, frame: &PacketFrame, first: u32, count: u32) -> Option<Part<'a>> {
+        let packets = first..first + count;
+        (packets != (0..frame.packets)).then(|| self.batch.part(frame, &packets))?
+    }
+
+    fn copy_out(
+        &self,
+        (key, addr, len): (Lkey, u64, usize),
+        place: &mut &mut [u8],
+    ) -> std::result::Result<(), MemoryFault> {
+        let room = take_room(place, len);
+        self.memory
+            .with(key.get(), |pin| pin.copy_out(addr, room, self.domain))
+    }
 }
 
 impl Packets for Batched<'_> {
     fn count(&self) -> usize {
-        self.frames.len()
+        self.packets.len()
     }
 
-    fn len_of(&self, index: usize) -> usize {
-        self.frames[index].len
+    fn together(&self, index: usize) -> u32 {
+        self.find(index)
+            .map_or(1, |(frame, packet)| frame.packets - packet)
     }
 
-    fn write(&self, index: usize, mut place: &mut [u8]) -> std::result::Result<(), MemoryFault> {
-        for piece in self.batch.pieces(&self.frames[index]) {
+    fn len_of(&self, index: usize, count: u32) -> usize {
+        let Some((frame, first)) = self.find(index) else {
+            return 0;
+        };
+        self.part(frame, first, count)
+            .map_or(frame.len, |part| part.frame_len())
+    }
+
+    fn write(
+        &self,
+        index: usize,
+        count: u32,
+        mut place: &mut [u8],
+    ) -> std::result::Result<(), MemoryFault> {
+        let Some((frame, first)) = self.find(index) else {
+            return Ok(());
+        };
+        if let Some(part) = self.part(frame, first, count) {
+            let headers = take_room(&mut place, part.headers.header_len());
+            part.headers.emit(&mut Writer::new(headers));
+            for piece in part.payload() {
+                self.copy_out(piece, &mut place)?;
+            }
+            place.fill(0);
+            return Ok(());
+        }
+        for piece in self.batch.pieces(frame) {
             match *piece {
                 Piece::Scratch { start, len } => {
                     let octets = &self.batch.scratch()[start..start + len];
                     take_room(&mut place, len).copy_from_slice(octets);
                 }
-                Piece::Memory { key, addr, len } => {
-                    let room = take_room(&mut place, len);
-                    self.memory
-                        .with(key.get(), |pin| pin.copy_out(addr, room, self.domain))?;
-                }
+                Piece::Memory { key, addr, len } => self.copy_out((key, addr, len), &mut place)?,
             }
         }
         Ok(())
@@ -182,7 +237,7 @@ pub(super) fn gather(
     buffer.len = 0;
     let mut gathered = Gathered::default();
     for index in first..packets.count() {
-        let len = packets.len_of(index) + Icrc::LEN;
+        let len = packets.len_of(index, 1) + Icrc::LEN;
         if gathered.packets == 0 {
             gathered.segment = len;
         } else if !offload
@@ -193,7 +248,7 @@ pub(super) fn gather(
             break;
         }
         let start = buffer.len;
-        if let Err(fault) = packets.write(index, buffer.room(len - Icrc::LEN)) {
+        if let Err(fault) = packets.write(index, 1, buffer.room(len - Icrc::LEN)) {
             buffer.len = start;
             return (gathered, Some(fault));
         }
@@ -250,14 +305,14 @@ impl Port {
         regions: &MrTable,
         domain: Domain,
         batch: &PacketBatch,
-        frames: Range<usize>,
+        packets: Range<usize>,
         path: &SendPath,
     ) -> Sent {
         let packets = Batched {
             memory: LastPin::new(regions),
             domain,
             batch,
-            frames: batch.frames().get(frames).unwrap_or_default(),
+            packets,
         };
         self.send_packets(&packets, path)
     }

@@ -32,6 +32,7 @@ impl QpInner {
                 continue;
             }
             let meta = ProtoMeta {
+                packets: meta.packets,
                 ecn_ce: meta.congested(),
                 grh: datagram.then(|| grh_area(&meta, from)),
             };

@@ -244,6 +244,7 @@ fn completions_keep_the_order_of_their_requests() {
     octets.extend([0; 4]);
     let packet = Packet::parse(&octets).unwrap();
     let meta = ProtoMeta {
+        packets: 1,
         ecn_ce: false,
         grh: None,
     };

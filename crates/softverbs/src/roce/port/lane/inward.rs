@@ -20,7 +20,7 @@ use crate::engine::sources::{Source, Token};
 use crate::engine::{BULK, Engine, Set};
 use crate::same_host::bell::Bell;
 
-/// Packets that are handed on under one lock of their queue pair.
+/// Slots whose packets are handed on under one lock of their queue pair.
 const TOGETHER: u64 = 32;
 /// Times that many, before others get their turn and acknowledges go out.
 const ROUNDS: usize = 4;
@@ -82,16 +82,16 @@ impl Meta {
 pub(in super::super) struct LaneRun<'a> {
     lane: &'a Arc<InLane>,
     taken: &'a Taken<'a>,
-    next: u64,
-    end: u64,
+    next: usize,
+    end: usize,
 }
 
 impl<'a> LaneRun<'a> {
     /// Packets and octets that are left.
     pub(in super::super) fn size(&self) -> (usize, usize) {
         let packets = (self.next..self.end).filter_map(|index| self.taken.get(index));
-        packets.fold((0, 0), |(count, octets), (_, packet)| {
-            (count + 1, octets + packet.len())
+        packets.fold((0, 0), |(count, octets), (meta, packet)| {
+            (count + meta.packets(), octets + packet.len())
         })
     }
 
@@ -103,14 +103,14 @@ impl<'a> LaneRun<'a> {
         Some(self.taken.get(self.next)?.1)
     }
 
-    /// The next packet's octets.
-    pub(in super::super) fn next(&mut self) -> Option<&'a [u8]> {
+    /// The octets of the next packet or train, and how many packets it is.
+    pub(in super::super) fn next(&mut self) -> Option<(&'a [u8], usize)> {
         if self.next >= self.end {
             return None;
         }
-        let (_, octets) = self.taken.get(self.next)?;
+        let (meta, octets) = self.taken.get(self.next)?;
         self.next += 1;
-        Some(octets)
+        Some((octets, meta.packets()))
     }
 }
 
@@ -271,15 +271,15 @@ impl Port {
         let (mut packets, mut octets) = (0, 0);
         for _ in 0..ROUNDS {
             let taken = lane.ring.take(&mut place, TOGETHER);
-            let count = taken.count();
-            if count == 0 {
+            let slots = taken.slots();
+            if slots == 0 {
                 break;
             }
             burst.begin_round();
             octets += self.hand_on(&mut burst, lane, &taken);
+            packets += taken.packets();
             drop(taken);
-            packets += usize::try_from(count).unwrap_or(0);
-            if count < TOGETHER {
+            if slots < TOGETHER {
                 break;
             }
         }
@@ -308,7 +308,7 @@ impl Port {
     /// Hands on packets that were taken. How many octets it was.
     fn hand_on(&self, burst: &mut Burst<'_>, lane: &Arc<InLane>, taken: &Taken<'_>) -> usize {
         let mut octets = 0;
-        let mut index = 0;
+        let mut index = 0_usize;
         while let Some((meta, packet)) = taken.get(index) {
             if meta.flags & AFTER_SOCKETS != 0 {
                 self.receive_sent_before();
@@ -317,7 +317,7 @@ impl Port {
             let mut end = index + 1;
             if to.is_some_and(|qpn| qpn != Qpn::GSI) {
                 while let Some((other, more)) = taken.get(end)
-                    && other.is_like(&meta)
+                    && other.is_like(meta)
                     && dest_qpn(more) == to
                 {
                     end += 1;
@@ -395,7 +395,7 @@ mod tests {
     use softverbs_wire::ib::Packet;
 
     use super::super::super::tests::{self, Octets};
-    use super::super::ring::{MAX_PACKET, Put, SLOTS};
+    use super::super::ring::{MAX_PACKET, SLOTS};
     use super::*;
     use crate::roce::port::{PacketMeta, PacketSink, SendPath};
 
@@ -425,8 +425,14 @@ mod tests {
             let (mut local, mut remote) = ([0; 16], [0; 16]);
             local.copy_from_slice(&octets[12..28]);
             remote.copy_from_slice(&octets[28..44]);
+            let number = |at: usize| u16::from_ne_bytes([octets[at], octets[at + 1]]);
             Meta {
-                len: if octets[6] % 4 == 0 { len } else { len % 100 },
+                len: match octets[6] % 4 {
+                    0 => u32::from(len) << (octets[6] / 4 % 16),
+                    _ => u32::from(len % 100),
+                },
+                packets: number(12) >> (number(14) % 16),
+                slots: number(16) >> (number(18) % 16),
                 family: octets[7] % 8,
                 traffic_class: octets[8],
                 source_port,
@@ -443,7 +449,8 @@ mod tests {
 
     impl PacketSink for Anything {
         fn packet(&self, _: Time, packet: &Packet<'_>, _: &PacketMeta, _: &ReceivedFrom) {
-            assert!(packet.payload.len() <= MAX_PACKET);
+            let len = packet.payload.len() as u64;
+            assert!(len <= SLOTS * (MAX_PACKET as u64 + 64), "the ring ends");
         }
 
         fn burst_end(&self) {}
@@ -464,24 +471,27 @@ mod tests {
         other.accept_lane(file, theirs);
         assert!(ring.is_accepted());
         let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+        let mut packets = 0;
         for _ in 0..200 * SLOTS {
-            tests::wait_until("room", || ring.has_room());
             let meta = noise.meta();
             let to_us = noise.next().is_multiple_of(2);
-            let put = ring.put(meta, |octets| {
-                noise.fill(octets);
-                // The queue pair that a packet names.
-                if let Some(dest) = octets.get_mut(5..8).filter(|_| to_us) {
-                    dest.copy_from_slice(&victim.get().to_be_bytes()[1..]);
-                }
-                Ok::<_, ()>(())
+            packets += meta.packets() as u64;
+            tests::wait_until("room", || {
+                other.poll(other.engine);
+                ring.put_anything(meta, |octets| {
+                    noise.fill(octets);
+                    // What may be a packet, and the queue pair that it names.
+                    if let Some(bth) = octets.first_chunk_mut::<12>().filter(|_| to_us) {
+                        bth[0] %= 0x18;
+                        bth[1] &= 0x30;
+                        bth[5..8].copy_from_slice(&victim.get().to_be_bytes()[1..]);
+                    }
+                })
             });
-            assert_eq!(put, Put::Done);
-            other.poll(other.engine);
         }
         tests::wait_until("all of them", || {
             other.poll(other.engine);
-            other.counters().lane_in == 200 * SLOTS
+            other.counters().lane_in == packets
         });
         let counters = other.counters();
         assert!(counters.malformed > 0 && counters.not_ours > 0);

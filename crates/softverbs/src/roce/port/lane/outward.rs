@@ -203,30 +203,28 @@ impl Port {
             if took == packets.count() {
                 break Sent::Took(took);
             }
-            let len = packets.len_of(took) + Icrc::LEN;
-            let Some(len) = u16::try_from(len)
-                .ok()
-                .filter(|len| usize::from(*len) <= MAX_PACKET)
-            else {
+            if packets.len_of(took, 1) + Icrc::LEN > MAX_PACKET {
                 // Longer than the largest path MTU: no network would take it.
                 add(&counters.too_big, 1);
                 took += 1;
                 continue;
-            };
+            }
+            let together = packets.together(took);
             let flags = if by_socket.load(Ordering::Relaxed) {
                 AFTER_SOCKETS
             } else {
                 0
             };
-            let meta = Meta {
-                len,
-                flags,
-                ..*meta
+            let meta = Meta { flags, ..*meta };
+            // A packet fits a slot, so that as many as there are slots fit, too.
+            let fits = |slots: u32| {
+                let count = together.min(slots);
+                (count, packets.len_of(took, count) + Icrc::LEN)
             };
-            let put = lane.ring.put(meta, |room| {
+            let put = lane.ring.put(meta, together, fits, |count, room| {
                 if let Some((octets, icrc)) = room.split_last_chunk_mut::<{ Icrc::LEN }>() {
                     *icrc = [0; Icrc::LEN];
-                    packets.write(took, octets)?;
+                    packets.write(took, count, octets)?;
                 }
                 Ok(())
             });
@@ -234,11 +232,11 @@ impl Port {
                 by_socket.store(false, Ordering::Relaxed);
             }
             match put {
-                Put::Done => {
+                Put::Done(count) => {
                     if lane.full_since.load(Ordering::Relaxed) != 0 {
                         lane.full_since.store(0, Ordering::Relaxed);
                     }
-                    took += 1;
+                    took += count as usize;
                 }
                 Put::Failed(fault) => break Sent::Gone { took, fault },
                 Put::Full if !path.reliable && lane.is_stuck(self.engine.coarse_now()) => {

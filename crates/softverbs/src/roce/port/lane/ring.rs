@@ -5,6 +5,9 @@
 //! for one packet. A slot's turn says whose it is: an even number, the sender's; an odd one, the
 //! receiver's; each passes it on by adding one. In new memory, all zeros, every slot is the sender's.
 //!
+//! A train has several slots that follow each other in the memory, of which the first one's head speaks
+//! for all; the receiver passes them all on.
+//!
 //! The two trust each other as far as one user's processes do, which may read and write each other's
 //! memory anyway. What a receiver finds is checked as if it came from a network, but for the ICRC.
 
@@ -14,6 +17,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use smallvec::SmallVec;
 
 use crate::same_host::board::Board;
 use crate::same_host::line::Line;
@@ -33,7 +38,7 @@ const FIRST_SLOT: usize = 4096;
 #[allow(clippy::cast_possible_truncation, reason = "a small constant")]
 const RING_LEN: usize = FIRST_SLOT + SLOTS as usize * SLOT_LEN;
 /// Says how the memory is laid out, and that the sender has made it.
-const LAYOUT: u64 = 0x0001_736f_6674_7662;
+const LAYOUT: u64 = 0x0002_736f_6674_7662;
 
 /// The sender waits for an answer.
 const OFFERED: u32 = 0;
@@ -64,14 +69,18 @@ pub(super) const AFTER_SOCKETS: u16 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Meta {
-    /// Octets of the packet; 0: there is none.
-    pub(super) len: u16,
+    /// Octets of the packet or train; 0: there is none.
+    pub(super) len: u32,
     /// 4 or 6.
     pub(super) family: u8,
     pub(super) traffic_class: u8,
     pub(super) source_port: u16,
     /// See [`AFTER_SOCKETS`].
     pub(super) flags: u16,
+    /// Packets of the train.
+    pub(super) packets: u16,
+    /// Slots of the train.
+    pub(super) slots: u16,
     pub(super) interface: u32,
     pub(super) local: [u8; 16],
     pub(super) remote: [u8; 16],
@@ -88,12 +97,30 @@ const _: () = assert!(
         && SLOT_LEN.is_multiple_of(align_of::<SlotHead>())
         && size_of::<Front>() <= FIRST_SLOT
         && SLOTS.is_power_of_two()
-        && MAX_PACKET <= u16::MAX as usize
+        && RING_LEN <= u32::MAX as usize
 );
 
 /// The turn of a place, before its sender has used it.
 const fn turn_of(place: u64) -> u64 {
     place / SLOTS * 2
+}
+
+impl Meta {
+    /// How many packets it is.
+    pub(super) fn packets(&self) -> usize {
+        usize::from(self.packets.max(1))
+    }
+}
+
+/// Octets that so many slots have room for.
+#[allow(clippy::cast_possible_truncation, reason = "no more than SLOTS")]
+const fn room_of(slots: u64) -> usize {
+    slots as usize * SLOT_LEN - HEAD_LEN
+}
+
+/// Slots that so many octets take.
+const fn slots_of(len: usize) -> u64 {
+    (len + HEAD_LEN).div_ceil(SLOT_LEN) as u64
 }
 
 /// The memory, as one of the two sees it.
@@ -110,10 +137,11 @@ unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
 
-/// What became of a packet.
+/// What became of packets.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Put<E> {
-    Done,
+    /// So many are in the ring.
+    Done(u32),
     /// There is no room.
     Full,
     /// It could not be written.
@@ -175,25 +203,46 @@ impl Ring {
         self.head(place).turn.load(Ordering::Acquire) == turn_of(place)
     }
 
-    /// Puts in a packet of `meta.len` octets, of [`MAX_PACKET`] at most, which `write` fills in.
+    /// How many slots from this place on, up to `most`, follow each other in the memory and are free.
+    fn free_from(&self, place: u64, most: u32) -> u32 {
+        let is_free = |place| self.head(place).turn.load(Ordering::Acquire) == turn_of(place);
+        let most = u64::from(most).clamp(1, SLOTS - place % SLOTS);
+        // The receiver passes them on in their order.
+        let free = if is_free(place + most - 1) {
+            most
+        } else {
+            (place..place + most)
+                .take_while(|place| is_free(*place))
+                .count() as u64
+        };
+        u32::try_from(free).unwrap_or(0)
+    }
+
+    /// Puts in a packet, or a train that has `most` slots at most. `fit` says of how many packets and octets,
+    /// if there are so many slots, and `write` fills them in.
     pub(super) fn put<E>(
         &self,
         mut meta: Meta,
-        write: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        most: u32,
+        fit: impl Fn(u32) -> (u32, usize),
+        write: impl FnOnce(u32, &mut [u8]) -> Result<(), E>,
     ) -> Put<E> {
         let mut place = self.tail.load(Ordering::Relaxed);
-        loop {
-            let turn = self.head(place).turn.load(Ordering::Acquire);
-            if turn == turn_of(place) {
-                let next = place.wrapping_add(1);
+        let (slots, packets, len) = loop {
+            let free = self.free_from(place, most);
+            if free > 0 {
+                let (packets, len) = fit(free);
+                let slots = slots_of(len);
+                debug_assert!(slots <= u64::from(free), "{len} octets in {free} slots");
+                let slots = slots.min(u64::from(free));
                 let moved = self.tail.compare_exchange_weak(
                     place,
-                    next,
+                    place.wrapping_add(slots),
                     Ordering::Relaxed,
                     Ordering::Relaxed,
                 );
                 match moved {
-                    Ok(_) => break,
+                    Ok(_) => break (slots, packets, len),
                     Err(other) => place = other,
                 }
             } else {
@@ -204,24 +253,49 @@ impl Ring {
                 }
                 place = now;
             }
-        }
-        let len = usize::from(meta.len).min(MAX_PACKET);
-        // SAFETY: the slot is the sender's by its turn, and of the sender's threads this one's, which has
-        // moved the tail over it. It is long enough for its head and `len` octets.
+        };
+        let len = len.min(room_of(slots));
+        // SAFETY: the slots are the sender's by their turns, and of the sender's threads this one's, which
+        // has moved the tail over them. They follow each other in the memory, and are long enough for the
+        // first one's head and `len` octets.
         let octets =
             unsafe { slice::from_raw_parts_mut(self.slot(place).add(HEAD_LEN).as_ptr(), len) };
-        let written = write(octets);
-        if written.is_err() {
-            meta.len = 0;
-        }
+        let written = write(packets, octets);
+        let of = |number: u64| u16::try_from(number).unwrap_or(u16::MAX);
+        (meta.slots, meta.packets) = (of(slots), of(packets.into()));
+        meta.len = match written {
+            Ok(()) => u32::try_from(len).unwrap_or(0),
+            Err(_) => 0,
+        };
         let head = self.head(place);
         // SAFETY: as above.
         unsafe { head.meta.get().write(meta) };
         head.turn.store(turn_of(place) + 1, Ordering::Release);
         match written {
-            Ok(()) => Put::Done,
+            Ok(()) => Put::Done(packets),
             Err(error) => Put::Failed(error),
         }
+    }
+
+    /// Puts in whatever a sender may write, which passes on as many slots as it says. False if there is no
+    /// room.
+    #[cfg(test)]
+    pub(super) fn put_anything(&self, meta: Meta, fill: impl FnOnce(&mut [u8])) -> bool {
+        let place = self.tail.load(Ordering::Relaxed);
+        let slots = u64::from(meta.slots).clamp(1, SLOTS - place % SLOTS);
+        let most = u32::try_from(slots).unwrap();
+        if self.free_from(place, most) < most {
+            return false;
+        }
+        let len = room_of(slots).min(meta.len as usize);
+        // SAFETY: the slots are free, and this is the only thread.
+        fill(unsafe { slice::from_raw_parts_mut(self.slot(place).add(HEAD_LEN).as_ptr(), len) });
+        self.tail.store(place + slots, Ordering::Relaxed);
+        let head = self.head(place);
+        // SAFETY: as above.
+        unsafe { head.meta.get().write(meta) };
+        head.turn.store(turn_of(place) + 1, Ordering::Release);
+        true
     }
 
     /// After packets were put in: whether the receiver is to be woken.
@@ -251,15 +325,29 @@ impl Ring {
         self.head(place).turn.load(Ordering::Acquire) == turn_of(place) + 1
     }
 
-    /// The packets at the receiver's place and behind it, `most` at most. They are the receiver's
-    /// until what this returns is dropped; then the place is behind them.
+    /// The packets and trains at the receiver's place and behind it, which have `most` slots and one train
+    /// more at most. They are the receiver's until what this returns is dropped; then the place is behind
+    /// them.
     pub(super) fn take<'a>(&'a self, place: &'a mut u64, most: u64) -> Taken<'a> {
-        let ready = (0..most.min(SLOTS)).take_while(|n| self.is_ready(place.wrapping_add(*n)));
-        let count = ready.count() as u64;
+        let mut metas = SmallVec::new();
+        let begin = *place;
+        let mut next = begin;
+        while next - begin < most.min(SLOTS) && self.is_ready(next) {
+            // SAFETY: the slot is the receiver's by its turn, and this thread's, which has the receiver's
+            // place; the sender leaves it alone until `Taken` is dropped. Any octets are a Meta.
+            let mut meta = unsafe { self.head(next).meta.get().read() };
+            // Whatever the sender has written there.
+            let slots = u64::from(meta.slots).clamp(1, SLOTS - next % SLOTS);
+            let len = (meta.len as usize).min(room_of(slots));
+            meta.len = u32::try_from(len).unwrap_or(0);
+            metas.push((meta, next));
+            next += slots;
+        }
         Taken {
             ring: self,
             place,
-            count,
+            metas,
+            next,
         }
     }
 
@@ -286,194 +374,50 @@ impl Ring {
     }
 }
 
-/// Packets that the receiver has taken.
+/// Packets and trains that the receiver has taken.
 #[derive(Debug)]
 pub(super) struct Taken<'a> {
     ring: &'a Ring,
     place: &'a mut u64,
-    count: u64,
+    /// Their heads, and where they begin.
+    metas: SmallVec<[(Meta, u64); 32]>,
+    /// The place behind them.
+    next: u64,
 }
 
 impl Taken<'_> {
-    pub(super) const fn count(&self) -> u64 {
-        self.count
+    /// How many slots they have.
+    pub(super) const fn slots(&self) -> u64 {
+        self.next - *self.place
     }
 
-    /// A packet by its number.
-    pub(super) fn get(&self, index: u64) -> Option<(Meta, &[u8])> {
-        if index >= self.count {
-            return None;
-        }
-        let place = self.place.wrapping_add(index);
-        // SAFETY: the slot is the receiver's by its turn, and has been since `take`, which has borrowed
-        // the receiver's place: no other thread takes it, and the sender leaves it alone until `drop`.
-        // Any octets are a Meta.
-        let meta = unsafe { self.ring.head(place).meta.get().read() };
-        let len = usize::from(meta.len).min(MAX_PACKET);
-        // SAFETY: as above; the length is not more than that of the slot. A sender that did not keep to
-        // it could write to this process's memory in other ways, too; see the top of the file.
+    /// How many packets they are, those of trains counted each.
+    pub(super) fn packets(&self) -> usize {
+        self.metas.iter().map(|(meta, _)| meta.packets()).sum()
+    }
+
+    /// A packet or train by its number.
+    pub(super) fn get(&self, index: usize) -> Option<(&Meta, &[u8])> {
+        let (meta, place) = self.metas.get(index)?;
+        let start = self.ring.slot(*place);
+        // SAFETY: the slots are the receiver's since `take`, which has borrowed the receiver's place, and
+        // has seen to it that the length is not more than that of slots inside the memory. A sender that did
+        // not keep to it could write to this process's memory in other ways, too; see the top of the file.
         let octets =
-            unsafe { slice::from_raw_parts(self.ring.slot(place).add(HEAD_LEN).as_ptr(), len) };
+            unsafe { slice::from_raw_parts(start.add(HEAD_LEN).as_ptr(), meta.len as usize) };
         Some((meta, octets))
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        for place in *self.place..*self.place + self.count {
+        for place in *self.place..self.next {
             let turn = &self.ring.head(place).turn;
             turn.store(turn_of(place) + 2, Ordering::Release);
         }
-        *self.place += self.count;
+        *self.place = self.next;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-    use std::os::fd::AsFd;
-    use std::sync::atomic::AtomicBool;
-
-    use super::*;
-
-    fn meta(len: usize) -> Meta {
-        Meta {
-            len: u16::try_from(len).unwrap(),
-            family: 4,
-            ..Meta::default()
-        }
-    }
-
-    fn put(ring: &Ring, octets: &[u8]) -> Put<Infallible> {
-        ring.put(meta(octets.len()), |room| {
-            room.copy_from_slice(octets);
-            Ok(())
-        })
-    }
-
-    /// Both ends, as two processes have them.
-    fn pair() -> (Ring, Ring) {
-        let (sender, file) = Ring::create().unwrap();
-        let receiver = Ring::open(file.as_fd()).unwrap();
-        (sender, receiver)
-    }
-
-    fn all(receiver: &Ring, place: &mut u64) -> Vec<Vec<u8>> {
-        let taken = receiver.take(place, SLOTS);
-        (0..taken.count())
-            .map(|index| taken.get(index).unwrap().1.to_vec())
-            .collect()
-    }
-
-    #[test]
-    fn packets_come_out_in_their_order() {
-        let (sender, receiver) = pair();
-        let mut place = 0;
-        assert!(!receiver.is_ready(place));
-        for round in 0..300_u64 {
-            let long = vec![7; MAX_PACKET];
-            assert_eq!(put(&sender, &round.to_ne_bytes()), Put::Done);
-            assert_eq!(put(&sender, &long), Put::Done);
-            assert!(receiver.is_ready(place));
-            let got = all(&receiver, &mut place);
-            assert_eq!(got, [round.to_ne_bytes().to_vec(), long]);
-        }
-        assert_eq!(place, 600);
-    }
-
-    #[test]
-    fn a_full_ring_takes_no_more() {
-        let (sender, receiver) = pair();
-        let mut place = 0;
-        for _ in 0..3 {
-            for octet in 0..SLOTS {
-                assert!(sender.has_room());
-                assert_eq!(put(&sender, &octet.to_ne_bytes()), Put::Done);
-            }
-            assert!(!sender.has_room());
-            assert_eq!(put(&sender, b"one more"), Put::Full);
-            drop(receiver.take(&mut place, 1));
-            assert_eq!(put(&sender, b"one more"), Put::Done);
-            assert_eq!(put(&sender, b"two more"), Put::Full);
-            let got = all(&receiver, &mut place);
-            assert_eq!(got.len() as u64, SLOTS);
-            assert_eq!(got.last().unwrap(), b"one more");
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_written_is_no_packet() {
-        let (sender, receiver) = pair();
-        assert_eq!(sender.put(meta(5), |_| Err("gone")), Put::Failed("gone"));
-        assert_eq!(put(&sender, b"behind"), Put::Done);
-        let got = all(&receiver, &mut 0);
-        assert_eq!(got, [b"".to_vec(), b"behind".to_vec()]);
-    }
-
-    #[test]
-    fn who_sleeps_is_woken_once() {
-        let (sender, receiver) = pair();
-        assert!(!sender.must_wake());
-        assert!(receiver.sleep(0));
-        assert!(sender.must_wake());
-        assert!(!sender.must_wake());
-        assert_eq!(put(&sender, b"x"), Put::Done);
-        assert!(!receiver.sleep(0), "there is a packet");
-        assert!(!sender.want_room(), "there is room");
-        assert!(receiver.must_offer_room());
-        assert!(!receiver.must_offer_room());
-    }
-
-    #[test]
-    fn nothing_but_a_ring_is_opened() {
-        let (_memory, other) = Shared::create(RING_LEN).unwrap();
-        assert!(Ring::open(other.as_fd()).is_err(), "another layout");
-        let (_memory, short) = Shared::create(RING_LEN - 1).unwrap();
-        assert!(Ring::open(short.as_fd()).is_err(), "too short");
-    }
-
-    /// Several threads put in, one takes out: everything once, that of each thread in its order.
-    #[test]
-    fn threads() {
-        const EACH: u64 = 20_000;
-        const THREADS: u64 = 3;
-        let (sender, receiver) = pair();
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (sender, done) = (&sender, &done);
-                scope.spawn(move || {
-                    let mut number = 0;
-                    while number < EACH && !done.load(Ordering::Relaxed) {
-                        let octets = (thread << 32 | number).to_ne_bytes().repeat(1 + 20);
-                        match put(sender, &octets) {
-                            Put::Done => number += 1,
-                            _ => std::thread::yield_now(),
-                        }
-                    }
-                });
-            }
-            let mut next = [0; 3];
-            let mut place = 0;
-            while place < THREADS * EACH {
-                let taken = receiver.take(&mut place, 32);
-                for index in 0..taken.count() {
-                    let (_, octets) = taken.get(index).unwrap();
-                    let word = octets.first_chunk().unwrap();
-                    assert_eq!(octets, word.repeat(1 + 20));
-                    let word = u64::from_ne_bytes(*word);
-                    let thread = usize::try_from(word >> 32).unwrap();
-                    // Ends the threads when it fails.
-                    let expected = next[thread];
-                    done.store(word & 0xffff_ffff != expected, Ordering::Relaxed);
-                    assert_eq!(word & 0xffff_ffff, expected);
-                    next[thread] += 1;
-                }
-                if taken.count() == 0 {
-                    drop(taken);
-                    std::thread::yield_now();
-                }
-            }
-        });
-    }
-}
+mod tests;

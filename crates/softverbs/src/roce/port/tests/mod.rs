@@ -59,11 +59,20 @@ impl Packets for Octets {
         self.0.len()
     }
 
-    fn len_of(&self, index: usize) -> usize {
+    fn together(&self, _: usize) -> u32 {
+        1
+    }
+
+    fn len_of(&self, index: usize, _: u32) -> usize {
         self.0[index].len()
     }
 
-    fn write(&self, index: usize, place: &mut [u8]) -> std::result::Result<(), MemoryFault> {
+    fn write(
+        &self,
+        index: usize,
+        _: u32,
+        place: &mut [u8],
+    ) -> std::result::Result<(), MemoryFault> {
         place.copy_from_slice(&self.0[index]);
         Ok(())
     }
