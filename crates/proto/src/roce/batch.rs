@@ -2,7 +2,6 @@
 
 use core::ops::Range;
 
-use softverbs_wire::codec::Reader;
 use softverbs_wire::ib::Headers;
 use softverbs_wire::num::Lkey;
 
@@ -34,10 +33,18 @@ pub struct PacketFrame {
     /// How many packets are before it in the batch.
     pub first: usize,
     pieces: Range<usize>,
-    /// Octets of the scratch buffer that are its headers.
-    header_len: usize,
-    /// Octets of payload of each packet of a train but the last.
+    /// Which of the batch's trains it is.
+    train: Option<usize>,
+}
+
+/// What it takes to take a train apart.
+#[derive(Debug)]
+struct Train {
+    headers: Headers,
+    /// Octets of payload of each packet but the last.
     mtu: usize,
+    /// Octets of payload.
+    len: usize,
 }
 
 /// Some packets of a train, to be put together.
@@ -83,6 +90,7 @@ pub struct PacketBatch {
     scratch: Vec<u8>,
     pieces: Vec<Piece>,
     frames: Vec<PacketFrame>,
+    trains: Vec<Train>,
     /// Octets of the frame that is being put together.
     open: usize,
     /// Of all frames.
@@ -96,6 +104,7 @@ impl PacketBatch {
             scratch: Vec::new(),
             pieces: Vec::new(),
             frames: Vec::new(),
+            trains: Vec::new(),
             open: 0,
             packets: 0,
         }
@@ -137,20 +146,13 @@ impl PacketBatch {
         self.pieces.get(frame.pieces.clone()).unwrap_or(&[])
     }
 
-    /// Some packets of a train. Nothing if its headers cannot be read, which does not happen.
+    /// Some packets of a frame that is a train.
     pub fn part(&self, frame: &PacketFrame, packets: &Range<u32>) -> Option<Part<'_>> {
-        let pieces = self.pieces(frame);
-        let Some(&Piece::Scratch { start, .. }) = pieces.first() else {
-            return None;
-        };
-        let octets = self.scratch.get(start..start + frame.header_len)?;
-        let whole = Headers::parse(&mut Reader::new(octets)).ok()?;
-        let pad = usize::from(whole.bth.pad_count);
-        let total = frame.len.checked_sub(frame.header_len + pad)?;
-        let payload = train::payload_of(total, frame.mtu, packets);
+        let whole = self.trains.get(frame.train?)?;
+        let payload = train::payload_of(whole.len, whole.mtu, packets);
         Some(Part {
-            headers: train::part(&whole, frame.packets, packets),
-            pieces,
+            headers: train::part(&whole.headers, frame.packets, packets),
+            pieces: self.pieces(frame),
             before: payload.start,
             payload_len: payload.len(),
         })
@@ -166,6 +168,7 @@ impl PacketBatch {
         self.scratch.clear();
         self.pieces.clear();
         self.frames.clear();
+        self.trains.clear();
         self.open = 0;
         self.packets = 0;
     }
@@ -175,6 +178,7 @@ impl PacketBatch {
         self.scratch.capacity()
             + self.pieces.capacity() * size_of::<Piece>()
             + self.frames.capacity() * size_of::<PacketFrame>()
+            + self.trains.capacity() * size_of::<Train>()
     }
 
     /// Appends to the packet that is being put together what `emit` appends to the scratch
@@ -205,13 +209,31 @@ impl PacketBatch {
         }
     }
 
-    /// The packet, or the train of so many of that MTU, is complete.
-    pub(super) fn end_frame(
+    /// The packet is complete.
+    pub(super) fn end_frame(&mut self, destination: Destination, volatile: bool) {
+        self.end(destination, volatile, 1, None);
+    }
+
+    /// The train of so many packets of that MTU, with such headers and as much payload, is complete.
+    pub(super) fn end_train(
         &mut self,
         destination: Destination,
         volatile: bool,
-        header_len: usize,
         (packets, mtu): (u32, usize),
+        headers: Headers,
+        len: usize,
+    ) {
+        self.trains.push(Train { headers, mtu, len });
+        let train = self.trains.len() - 1;
+        self.end(destination, volatile, packets, Some(train));
+    }
+
+    fn end(
+        &mut self,
+        destination: Destination,
+        volatile: bool,
+        packets: u32,
+        train: Option<usize>,
     ) {
         let pieces = self.next_piece()..self.pieces.len();
         let first = self.packets;
@@ -223,8 +245,7 @@ impl PacketBatch {
             volatile,
             packets,
             pieces,
-            header_len,
-            mtu,
+            train,
         });
     }
 
@@ -257,12 +278,12 @@ mod tests {
         put(&mut batch, b"abc");
         put(&mut batch, b"");
         put(&mut batch, b"d");
-        batch.end_frame(Destination::Peer, false, 0, (1, 0));
+        batch.end_frame(Destination::Peer, false);
         put(&mut batch, b"efgh");
         batch.memory(KEY, 100, 0);
         batch.memory(KEY, 100, 3);
         put(&mut batch, b"i");
-        batch.end_frame(Destination::Address(9), true, 0, (1, 0));
+        batch.end_frame(Destination::Address(9), true);
         let memory = Piece::Memory {
             key: KEY,
             addr: 100,
@@ -291,13 +312,13 @@ mod tests {
     fn an_abandoned_packet_leaves_nothing() {
         let mut batch = PacketBatch::new();
         put(&mut batch, b"abcd");
-        batch.end_frame(Destination::Peer, false, 0, (1, 0));
+        batch.end_frame(Destination::Peer, false);
         let scratch_len = batch.scratch().len();
         put(&mut batch, b"ef");
         batch.memory(KEY, 100, 9);
         batch.abandon(scratch_len);
         put(&mut batch, b"xyzw");
-        batch.end_frame(Destination::Peer, false, 0, (1, 0));
+        batch.end_frame(Destination::Peer, false);
         assert_eq!(batch.scratch(), b"abcdxyzw");
         let lens: Vec<_> = batch.frames().iter().map(|frame| frame.len).collect();
         assert_eq!(lens, [4, 4]);
@@ -312,7 +333,7 @@ mod tests {
         let mut batch = PacketBatch::new();
         assert_eq!(batch.capacity(), 0);
         put(&mut batch, &[1; 1000]);
-        batch.end_frame(Destination::Peer, false, 0, (1, 0));
+        batch.end_frame(Destination::Peer, false);
         let capacity = batch.capacity();
         assert!(capacity >= 1000);
         batch.clear();

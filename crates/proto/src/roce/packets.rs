@@ -77,7 +77,6 @@ pub(super) fn emit_train<M: Memory>(
     headers.bth.pad_count = pad;
     let scratch_len = out.scratch().len();
     out.scratch_with(|scratch| headers.append_to(scratch));
-    let header_len = out.scratch().len() - scratch_len;
     let large = packets > 1 || len > copy_limit as usize;
     let gathers = large && !matches!(source, Source::Inline(_));
     let payload = if gathers {
@@ -93,7 +92,11 @@ pub(super) fn emit_train<M: Memory>(
     }
     out.scratch_with(|scratch| scratch.extend_from_slice(&[0; 3][..usize::from(pad)]));
     let volatile = gathers && matches!(source, Source::Remote { .. });
-    out.end_frame(destination, volatile, header_len, (packets, mtu));
+    if packets > 1 {
+        out.end_train(destination, volatile, (packets, mtu), headers, len);
+    } else {
+        out.end_frame(destination, volatile);
+    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! memory: computing the ICRC brings it into the cache anyway, the copy is then cheap, and what
 //! the ICRC says is true even if the application changes its memory meanwhile.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ops::Range;
@@ -136,6 +136,8 @@ struct Batched<'a> {
     domain: Domain,
     batch: &'a PacketBatch,
     packets: Range<usize>,
+    /// The last packet of a train that was asked for: its number, the count, and what it is.
+    last: Cell<Option<(usize, u32, Part<'a>)>>,
 }
 
 impl<'a> Batched<'a> {
@@ -146,9 +148,18 @@ impl<'a> Batched<'a> {
         Some((frame, u32::try_from(packet - frame.first).ok()?))
     }
 
-    fn part(&self, frame: &PacketFrame, first: u32, count: u32) -> Option<Part<'a>> {
+    /// Packets that are not a whole frame.
+    fn part(&self, index: usize, count: u32) -> Option<Part<'a>> {
+        if let Some((of, as_many, part)) = self.last.get()
+            && (of, as_many) == (index, count)
+        {
+            return Some(part);
+        }
+        let (frame, first) = self.find(index)?;
         let packets = first..first + count;
-        (packets != (0..frame.packets)).then(|| self.batch.part(frame, &packets))?
+        let part = (packets != (0..frame.packets)).then(|| self.batch.part(frame, &packets))??;
+        self.last.set(Some((index, count, part)));
+        Some(part)
     }
 
     fn copy_out(
@@ -173,11 +184,10 @@ impl Packets for Batched<'_> {
     }
 
     fn len_of(&self, index: usize, count: u32) -> usize {
-        let Some((frame, first)) = self.find(index) else {
-            return 0;
-        };
-        self.part(frame, first, count)
-            .map_or(frame.len, |part| part.frame_len())
+        if let Some(part) = self.part(index, count) {
+            return part.frame_len();
+        }
+        self.find(index).map_or(0, |(frame, _)| frame.len)
     }
 
     fn write(
@@ -186,10 +196,7 @@ impl Packets for Batched<'_> {
         count: u32,
         mut place: &mut [u8],
     ) -> std::result::Result<(), MemoryFault> {
-        let Some((frame, first)) = self.find(index) else {
-            return Ok(());
-        };
-        if let Some(part) = self.part(frame, first, count) {
+        if let Some(part) = self.part(index, count) {
             let headers = take_room(&mut place, part.headers.header_len());
             part.headers.emit(&mut Writer::new(headers));
             for piece in part.payload() {
@@ -198,6 +205,9 @@ impl Packets for Batched<'_> {
             place.fill(0);
             return Ok(());
         }
+        let Some((frame, _)) = self.find(index) else {
+            return Ok(());
+        };
         for piece in self.batch.pieces(frame) {
             match *piece {
                 Piece::Scratch { start, len } => {
@@ -313,6 +323,7 @@ impl Port {
             domain,
             batch,
             packets,
+            last: Cell::new(None),
         };
         self.send_packets(&packets, path)
     }
