@@ -403,7 +403,7 @@ impl<'a> Burst<'a> {
     }
 
     /// A train that nobody takes as one.
-    fn take_apart(&mut self, arrival: &Arrival, octets: &[u8], count: usize) {
+    pub(super) fn take_apart(&mut self, arrival: &Arrival, octets: &[u8], count: usize) {
         let packets = Packet::parse(octets).ok().and_then(|whole| {
             let count = u32::try_from(count)
                 .ok()

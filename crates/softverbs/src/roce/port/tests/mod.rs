@@ -4,6 +4,7 @@ mod lanes;
 mod processes;
 mod speed;
 pub(super) mod traffic;
+mod trains;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
