@@ -69,9 +69,12 @@ impl Packets for Train {
     }
 }
 
-/// What came: opcode, number, count and payload.
+/// Opcode, number, count and payload.
+type Unit = (Opcode, u32, u32, Vec<u8>);
+
+/// What came.
 #[derive(Default)]
-struct Came(Mutex<Vec<(Opcode, u32, u32, Vec<u8>)>>);
+struct Came(Mutex<Vec<Unit>>);
 
 impl PacketSink for Came {
     fn packet(&self, _: Time, packet: &Packet<'_>, meta: &PacketMeta, _: &ReceivedFrom) {
