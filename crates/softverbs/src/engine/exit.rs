@@ -19,6 +19,9 @@ use crate::qp::Visit;
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Turns of queue pairs that have much to send.
 const TURNS: usize = 128;
+/// So long others may take to make room for what is left: less than [`PATIENCE`].
+const ROOM_PATIENCE: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_micros(50);
 
 /// What the thread that exits asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,13 @@ impl Engine {
             if !self.deferred.rings() {
                 break;
             }
+        }
+        // Memory that is shared with others holds less than the kernel, which would keep the rest.
+        let end = self.now() + ROOM_PATIENCE;
+        let waits = || self.lookouts().into_iter().any(|of| of.waits());
+        while waits() && self.now() < end {
+            self.poll_data();
+            std::thread::sleep(NAP);
         }
         let call = *of.open.lock().unwrap_or_else(PoisonError::into_inner);
         if call == Some(Call::Farewell) {

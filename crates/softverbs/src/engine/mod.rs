@@ -42,6 +42,7 @@ use crate::error::{Error, Result};
 use crate::per_process::PerProcess;
 use crate::qp::Visit;
 use crate::qp::left::Bell;
+use crate::same_host::SameHost;
 
 /// Octets received at once that make a stream of it: see `Engine::bulk`.
 pub(crate) const BULK: usize = 16 << 10;
@@ -76,6 +77,11 @@ pub(crate) trait Lookout: fmt::Debug + Send + Sync {
     /// The engine's thread is about to sleep, and is woken from now on. False if it may not: there is
     /// something already.
     fn may_sleep(&self) -> bool;
+
+    /// The process is about to end. Whether something waits for others, who may be about to let it go.
+    fn waits(&self) -> bool {
+        false
+    }
 }
 
 static ENGINE: PerProcess<Engine> = PerProcess::new();
@@ -118,6 +124,8 @@ pub(crate) struct Engine {
     pub(crate) bulk: AtomicBool,
     /// Sockets in `data`.
     connections: AtomicUsize,
+    /// What goes between processes of this host.
+    pub(crate) same_host: SameHost,
 }
 
 impl Engine {
@@ -171,6 +179,7 @@ impl Engine {
             hot: Mutex::default(),
             bulk: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
+            same_host: SameHost::of_environment()?,
         })
     }
 
@@ -216,6 +225,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Watches what wakes this process, which is no connection, as sockets of [`Set::Data`].
+    pub(crate) fn watch_bell(&self, token: Token, fd: BorrowedFd<'_>) -> Result<()> {
+        self.data
+            .add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.as_u64()))
+            .map_err(|errno| Error::os("epoll_ctl", errno as i32))
+    }
+
     /// Changes what a watched socket is watched for.
     pub(crate) fn rewatch(&self, set: Set, token: Token, fd: BorrowedFd<'_>, interest: EpollFlags) {
         let mut event = EpollEvent::new(interest, token.as_u64());
@@ -232,7 +248,7 @@ impl Engine {
         }
     }
 
-    /// Takes a data socket out of the set for a while.
+    /// Takes a data socket out of the set for a while; a bell for ever.
     pub(crate) fn mute(&self, fd: BorrowedFd<'_>) {
         let _ = self.data.delete(fd);
     }

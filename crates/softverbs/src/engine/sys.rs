@@ -68,6 +68,13 @@ impl<'a> IoList<'a> {
         }
     }
 
+    /// Where its elements begin, and their lengths, none of which is 0. They are valid as long as the list,
+    /// to be read if they were pushed as slices to be sent.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        let elements = self.iov.iter();
+        elements.map(|element| (element.iov_base.cast(), element.iov_len))
+    }
+
     /// Writes the list to the memory of another process, at an address there. Whether all of it was
     /// written.
     pub(crate) fn write_to_process(&self, pid: libc::pid_t, place: usize) -> bool {

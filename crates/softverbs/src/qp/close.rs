@@ -16,6 +16,7 @@ use softverbs_proto::transmit::{Piece, TxBatch};
 use softverbs_proto::wr::{WcOpcode, WcStatus};
 
 use super::drive::Connection;
+use super::lane::LastOutlet;
 use super::memory::QpMemory;
 use super::{Core, Iwarp, QpInner, Side, registry};
 use crate::async_event::AsyncElement;
@@ -57,8 +58,9 @@ impl QpInner {
             self.engine.set_timer(connection.token, None);
             self.engine.unwatch(Set::Data, connection.socket.as_fd());
             self.engine.sources.remove(connection.token);
+            let lane = connection.leave_lane(self.engine);
             if !lost {
-                Linger::start(self.engine, connection.socket, pending);
+                Linger::start_with(self.engine, connection.socket, pending, lane);
             }
         }
         match cause {
@@ -283,6 +285,8 @@ struct LingerState {
     token: Option<Token>,
     pending: Vec<u8>,
     sent: usize,
+    /// The way of what is pending, until all of it has gone.
+    lane: Option<LastOutlet>,
     finished: bool,
 }
 
@@ -293,30 +297,39 @@ impl Linger {
         if LINGERING.load(Ordering::Relaxed) < Engine::strangers_share() {
             Self::start(engine, socket, pending);
         } else {
-            LingerState::new(socket, pending).progress();
+            LingerState::new(socket, pending, None).progress();
         }
     }
 
     /// Takes over a socket that no epoll set holds any more.
     pub(crate) fn start(engine: &Engine, socket: OwnedFd, pending: Vec<u8>) {
+        Self::start_with(engine, socket, pending, None);
+    }
+
+    /// The same. What is pending goes by a lane if there is one.
+    fn start_with(engine: &Engine, socket: OwnedFd, pending: Vec<u8>, lane: Option<LastOutlet>) {
         let linger = Arc::new(Self {
-            state: Mutex::new(LingerState::new(socket, pending)),
+            state: Mutex::new(LingerState::new(socket, pending, lane)),
         });
         let mut state = linger.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.progress() {
             return;
         }
+        if state.finished {
+            state.lane = None;
+        }
         let token = engine.sources.add(linger.clone());
         state.token = Some(token);
         let watched = state.socket.as_ref().is_some_and(|socket| {
-            let interest = if state.finished {
+            let interest = if state.finished || state.lane.is_some() {
                 EpollFlags::EPOLLIN
             } else {
                 EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT
             };
-            engine
-                .watch(Set::Control, token, socket.as_fd(), interest)
-                .is_ok()
+            let watch = |fd, interest| engine.watch(Set::Control, token, fd, interest).is_ok();
+            let bell = state.lane.as_ref().map(|lane| lane.bell().fd());
+            bell.is_none_or(|bell| watch(bell, EpollFlags::EPOLLIN))
+                && watch(socket.as_fd(), interest)
         });
         if watched {
             engine.set_timer(token, Some(engine.now() + LINGER));
@@ -338,14 +351,22 @@ impl Drop for LingerState {
 }
 
 impl LingerState {
-    fn new(socket: OwnedFd, pending: Vec<u8>) -> Self {
+    fn new(socket: OwnedFd, pending: Vec<u8>, lane: Option<LastOutlet>) -> Self {
         LINGERING.fetch_add(1, Ordering::Relaxed);
         Self {
             socket: Some(socket),
             token: None,
             pending,
             sent: 0,
+            lane,
             finished: false,
+        }
+    }
+
+    /// Nothing goes by the lane any more.
+    fn leave_lane(&mut self, engine: &Engine) {
+        if let Some(lane) = self.lane.take() {
+            engine.unwatch(Set::Control, lane.bell().fd());
         }
     }
 
@@ -358,7 +379,11 @@ impl LingerState {
         while self.sent < self.pending.len() {
             let mut list = IoList::new();
             list.push_out(&self.pending[self.sent..]);
-            match list.send(fd, false) {
+            let sent = match &mut self.lane {
+                Some(lane) => lane.send(&list),
+                None => list.send(fd, false),
+            };
+            match sent {
                 Ok(octets) => self.sent += octets,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(_) => return true,
@@ -394,8 +419,13 @@ impl Source for Linger {
     fn ready(&self, engine: &Engine, _: EpollFlags) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let before = state.finished;
-        let done = state.progress();
+        // The other end takes nothing any more.
+        let gone = state.lane.as_ref().is_some_and(|lane| !lane.bell().hush());
+        let done = state.progress() || gone;
         let Some(token) = state.token else { return };
+        if done || state.finished {
+            state.leave_lane(engine);
+        }
         if done {
             if let Some(socket) = state.socket.take() {
                 engine.unwatch(Set::Control, socket.as_fd());
@@ -413,6 +443,7 @@ impl Source for Linger {
 
     fn timeout(&self, engine: &Engine, _: Time) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.leave_lane(engine);
         if let Some(socket) = state.socket.take() {
             engine.unwatch(Set::Control, socket.as_fd());
         }

@@ -18,6 +18,7 @@ use softverbs_proto::qp_state::QpState;
 use softverbs_proto::time::Time;
 use softverbs_proto::transmit::{Piece, TxBatch};
 
+use super::lane::Way;
 use super::memory::QpMemory;
 use super::receive::Expected;
 use super::{Core, Iwarp, QpInner, Side};
@@ -58,6 +59,7 @@ pub(crate) struct Connection {
     /// telling it of every packet would cost a tenth of a round trip.
     pub(super) hot: bool,
     pub(super) expected: Expected,
+    pub(super) way: Way,
     /// Frames start on segment boundaries: one record each.
     mpa_aware: bool,
     timer: Option<Time>,
@@ -119,6 +121,7 @@ impl QpInner {
             waiting_for_room: false,
             hot: false,
             expected: Expected::default(),
+            way: Way::new(early.len()),
             mpa_aware: matches!(sizing, FpduSizing::MpaAware { .. }),
             timer: None,
             edge,
@@ -169,13 +172,34 @@ impl QpInner {
         let Some(connection) = core.connection() else {
             return;
         };
-        if connection.hot || !self.engine.is_backed_off() {
+        // With a lane TCP brings nothing.
+        if connection.hot || connection.way.has_lane() || !self.engine.is_backed_off() {
             return;
         }
         connection.hot = true;
         self.engine.mute(connection.socket.as_fd());
         if !self.engine.add_hot(connection.token) {
             connection.cool(self.engine);
+        }
+    }
+
+    /// Does the work, since the `socket` or a lane has something.
+    pub(super) fn serve(&self, engine: &Engine, socket: bool) {
+        match self.core.try_lock() {
+            Ok(mut core) => {
+                if socket && let Some(connection) = core.connection() {
+                    connection.way.look();
+                }
+                if Engine::is_own_thread() {
+                    return self.work(&mut core);
+                }
+                // An application thread, which polls another queue and serves this one, too.
+                self.note_driven();
+                self.at_work(|| self.work(&mut core));
+            }
+            // Whoever holds the lock is doing this work, in a long system call perhaps. The engine's
+            // thread would find the same again and again, on a core that they need.
+            Err(_) => engine.note_poll(),
         }
     }
 
@@ -192,6 +216,9 @@ impl QpInner {
                 PollFlags::POLLIN | PollFlags::POLLOUT
             };
             let came = ready.intersects(!PollFlags::POLLOUT) && self.receive(iwarp);
+            if came && let Some(connection) = &mut iwarp.connection {
+                connection.look_for_lane(self);
+            }
             if !came && self.is_idle(iwarp) {
                 return;
             }
@@ -267,6 +294,7 @@ impl QpInner {
                     break;
                 }
             }
+            connection.go_over(self.engine);
             match flushed.unwrap_or_else(|| connection.send(&memory, now)) {
                 Sent::Took(octets) => core.stream.on_transmitted(octets),
                 Sent::Blocked => {
@@ -297,6 +325,7 @@ impl QpInner {
                 || core.stream.wants_transmit()
                 || connection.edge.as_ref().is_some_and(|of| of.is_due(now));
             connection.wait_for_room(self.engine, more);
+            connection.look_for_lane(self);
             if connection.batch.is_empty() && connection.batch.capacity() > KEEP_CAPACITY {
                 BATCH.set(std::mem::take(&mut connection.batch));
             }
@@ -389,7 +418,8 @@ impl Connection {
         }
         let mut skip = self.sent;
         // With records each call ends with a frame.
-        let stop = if self.mpa_aware {
+        let records = self.mpa_aware && !self.way.leads_out();
+        let stop = if records {
             let ends = self.batch.frame_ends();
             ends.iter()
                 .copied()
@@ -428,7 +458,7 @@ impl Connection {
                 break;
             }
         }
-        let result = list.send(self.socket.as_fd(), self.mpa_aware);
+        let result = self.way.send(&mut list, self.socket.as_fd(), records);
         drop(list);
         match result {
             Ok(octets) => {
@@ -447,17 +477,7 @@ impl Connection {
 
 impl Source for QpInner {
     fn ready(&self, engine: &Engine, _readiness: EpollFlags) {
-        match self.core.try_lock() {
-            Ok(mut core) if Engine::is_own_thread() => self.work(&mut core),
-            // An application thread, which polls another queue and serves this one, too.
-            Ok(mut core) => {
-                self.note_driven();
-                self.at_work(|| self.work(&mut core));
-            }
-            // Whoever holds the lock is doing this work, in a long system call perhaps. The engine's
-            // thread would find the same again and again, on a core that they need.
-            Err(_) => engine.note_poll(),
-        }
+        self.serve(engine, true);
     }
 
     fn timeout(&self, engine: &Engine, now: Time) {

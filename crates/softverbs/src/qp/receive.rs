@@ -55,6 +55,9 @@ impl QpInner {
             self.receive_disturbed(core);
             return true;
         }
+        if core.connection.as_mut().is_some_and(|of| of.way.is_quiet()) {
+            return false;
+        }
         let mut memory = QpMemory::new(self);
         let mut any = false;
         STAGE.with_borrow_mut(|stage| {
@@ -99,7 +102,7 @@ impl QpInner {
                 };
                 list.push_in(&mut stage[..room]);
                 let asked = list.len();
-                let got = list.receive(connection.socket.as_fd());
+                let got = connection.way.receive(&mut list, connection.socket.as_fd());
                 drop(list);
                 match got {
                     Ok(0) => {

@@ -9,9 +9,23 @@ use super::drive::Connection;
 use crate::engine::{Engine, Set};
 
 impl Connection {
-    /// What the socket is ready for.
+    /// What the socket is ready for, or a lane.
     pub(super) fn readiness(&self) -> PollFlags {
         let interest = PollFlags::POLLIN | PollFlags::POLLOUT;
+        if self.way.leads_out() {
+            return if self.way.has_room() {
+                interest
+            } else {
+                PollFlags::POLLIN
+            };
+        }
+        if self.way.has_lane() {
+            return self.socket_readiness(interest) | PollFlags::POLLIN;
+        }
+        self.socket_readiness(interest)
+    }
+
+    fn socket_readiness(&self, interest: PollFlags) -> PollFlags {
         let mut fds = [PollFd::new(self.socket.as_fd(), interest)];
         match poll(&mut fds, PollTimeout::ZERO) {
             Ok(_) => fds[0].revents().unwrap_or(interest),
@@ -25,6 +39,9 @@ impl Connection {
     }
 
     pub(super) fn wait_for_room(&mut self, engine: &Engine, wait: bool) {
+        if self.wait_for_lane(engine, wait) {
+            return;
+        }
         if self.waiting_for_room != wait {
             self.waiting_for_room = wait;
             if !self.hot {

@@ -7,6 +7,8 @@ mod choice;
 pub(crate) mod line;
 #[allow(unsafe_code, reason = "memory that two processes share")]
 pub(crate) mod memory;
+#[allow(unsafe_code, reason = "memory that two processes share")]
+pub(crate) mod pipe;
 #[allow(unsafe_code, reason = "system calls that take descriptors")]
 pub(crate) mod sys;
 #[cfg(test)]

@@ -25,23 +25,24 @@ pub(crate) fn control_messages(mut octets: &[u8]) -> impl Iterator<Item = (i32, 
     })
 }
 
-/// Sends a datagram to a Unix socket, and two descriptors with it. Does not block.
+/// Sends octets by a Unix socket, to another one or to that which it is connected with, and descriptors
+/// with them. Does not block.
 pub(crate) fn send_descriptors(
     fd: BorrowedFd<'_>,
-    to: &Path,
+    to: Option<&Path>,
     octets: &[u8],
-    descriptors: [BorrowedFd<'_>; 2],
+    descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let to = UnixAddr::new(to)?;
-    let descriptors = descriptors.map(|fd| fd.as_raw_fd());
+    let to = to.map(UnixAddr::new).transpose()?;
+    let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let control = [ControlMessage::ScmRights(&descriptors)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
     let octets = [IoSlice::new(octets)];
-    sendmsg(fd.as_raw_fd(), &octets, &control, flags, Some(&to))?;
+    sendmsg(fd.as_raw_fd(), &octets, &control, flags, to.as_ref())?;
     Ok(())
 }
 
-/// Receives a datagram of a Unix socket, and the descriptors that came with it, two at most. How many
+/// Receives octets by a Unix socket, and the descriptors that came with them, two at most. How many
 /// octets it was. Does not block.
 pub(crate) fn receive_descriptors(
     fd: BorrowedFd<'_>,

@@ -269,7 +269,12 @@ impl Port {
         let path = self.folder.relay(home);
         // Octets that are no record, for those who do not know lanes.
         let octets = self.home.to_ne_bytes();
-        send_descriptors(self.relay.socket.as_fd(), &path, &octets, [ring, bell])
+        send_descriptors(
+            self.relay.socket.as_fd(),
+            Some(&path),
+            &octets,
+            &[ring, bell],
+        )
     }
 
     fn relayed_burst(&self, inbox: &mut Inbox) -> usize {
