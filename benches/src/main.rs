@@ -160,7 +160,7 @@ impl Peer {
         let mut child = Command::new(std::env::current_exe()?)
             .args(role)
             // One of the two suffices: who wants no lane gets none, and offers none.
-            .envs((lane == Lane::No).then_some(("SOFTVERBS_SAME_HOST", "udp")))
+            .envs((lane == Lane::No).then_some(("SOFTVERBS_SAME_HOST", "network")))
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()?;

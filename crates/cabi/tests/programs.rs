@@ -61,7 +61,7 @@ fn threads_that_wait_are_interrupted_and_cancelled() {
             .env("MALLOC_PERTURB_", "165")
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
             // It counts descriptors, of which a lane takes some, once.
-            .env("SOFTVERBS_SAME_HOST", "udp")
+            .env("SOFTVERBS_SAME_HOST", "network")
     });
 }
 

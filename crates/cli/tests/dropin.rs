@@ -105,7 +105,7 @@ fn the_devices_report_whose_numbers_are_asked_for() {
     assert_eq!(vendor(""), ("0x25356".into(), "0".into()));
     assert_eq!(vendor("--as mlx5"), ("0x02c9".into(), "4119".into()));
     sv("run --as nobody -- true").usage("mlx5");
-    sv("run --same-host tcp -- true").usage("memory, udp");
+    sv("run --same-host tcp -- true").usage("memory, network");
 }
 
 #[test]
@@ -131,10 +131,10 @@ fn options_count_more_than_the_environment_and_that_more_than_the_default() {
         ("SOFTVERBS_TRANSPORT", "iwarp"),
         ("SOFTVERBS_ADDR", "127.0.0.1,::1"),
         ("SOFTVERBS_AS", "rxe"),
-        ("SOFTVERBS_SAME_HOST", "udp"),
+        ("SOFTVERBS_SAME_HOST", "network"),
         ("SOFTVERBS_FAULT", "any=delay:1ms,seed=3"),
     ];
-    let inherited = "iwarp|127.0.0.1,::1|rxe|udp|any=delay:1ms,seed=3\n";
+    let inherited = "iwarp|127.0.0.1,::1|rxe|network|any=delay:1ms,seed=3\n";
     assert_eq!(run_in(&set, "").ok(), inherited);
     let options =
         "--transport both --addr 127.0.0.1 --as softverbs --same-host memory --fault packet=log";

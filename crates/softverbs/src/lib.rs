@@ -125,6 +125,7 @@ pub use self::error::{Error, ErrorKind, Result};
 pub use self::mr::{Mr, Rereg};
 pub use self::mr_table::MwType;
 pub use self::mw::{Mw, MwBindInfo, inc_rkey};
+pub use self::qp::lane::status::{IwarpStatus, iwarp_status};
 pub use self::qp::{Qp, QpAttr, QpCap, QpInitAttr};
 pub use self::roce::port::{PortOwner, RoceStatus, roce_status};
 pub use self::roce::{AddressHandle, AhAttr, GlobalRoute};

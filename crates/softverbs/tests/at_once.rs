@@ -226,7 +226,7 @@ fn all_arrive_while_the_target_stays() {
 fn none_when_the_environment_says_so() {
     let _alone = alone();
     let before = placed();
-    let mut child = Other::start("stays", &[], &[("SOFTVERBS_SAME_HOST", "udp")]);
+    let mut child = Other::start("stays", &[], &[("SOFTVERBS_SAME_HOST", "network")]);
     let mut writer = Writer::connect(&mut child);
     while writer.written < MANY {
         assert_eq!(writer.write(), WcStatus::Success);

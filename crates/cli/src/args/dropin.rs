@@ -100,8 +100,8 @@ pub(crate) struct ChoiceArgs {
     #[arg(long = "as", value_name = "NAME", value_parser = identity())]
     pub(crate) identity: Option<Identity>,
 
-    /// What RoCEv2 packets go by between processes of this host: `memory` that they share, or `udp`,
-    /// where others can see them [default: $SOFTVERBS_SAME_HOST, or memory]
+    /// What goes between processes of this host goes by: `memory` that they share, or the `network`,
+    /// where others can see it [default: $SOFTVERBS_SAME_HOST, or memory]
     #[arg(long, value_name = "WAY", value_parser = same_host())]
     pub(crate) same_host: Option<SameHost>,
 

@@ -339,6 +339,9 @@ impl QpInner {
             if connection.edge.is_some() {
                 deadline = edge::earlier(&connection.edge, deadline);
             }
+            if let Some(look) = connection.way.deadline() {
+                deadline = Some(deadline.map_or(look, |deadline| deadline.min(look)));
+            }
             if connection.timer != deadline {
                 connection.timer = deadline;
                 self.engine.set_timer(connection.token, deadline);
@@ -497,6 +500,9 @@ impl Source for QpInner {
             Side::Iwarp(Iwarp { stream, connection }) => {
                 if let Some(connection) = connection {
                     connection.timer = None;
+                    if connection.is_stuck(now) {
+                        stream.on_eof(now, true);
+                    }
                 }
                 if stream.deadline().is_some_and(|deadline| deadline <= now) {
                     stream.on_timeout(now);

@@ -9,7 +9,7 @@ mod close;
 mod deferred;
 mod drive;
 mod edge;
-mod lane;
+pub(crate) mod lane;
 pub(crate) mod left;
 mod memory;
 mod receive;

@@ -8,22 +8,22 @@ use crate::error::{Error, Result};
 /// Name of the variable that chooses.
 const VARIABLE: &str = "SOFTVERBS_SAME_HOST";
 
-/// What RoCEv2 packets go by between processes of one user on one host. The environment variable
+/// What goes between processes of one user on one host goes by. The environment variable
 /// `SOFTVERBS_SAME_HOST` chooses, for what a process sends and for what others send it; something else
-/// than a name there makes every use of RoCEv2 fail with EINVAL.
+/// than a name there makes every use of the library fail with EINVAL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SameHost {
     /// Shared memory, once there is enough of it to be worth it. Nothing is to be seen of that on the
     /// loopback interface.
     #[default]
     Memory,
-    /// UDP, as to other hosts.
-    Udp,
+    /// UDP (RoCEv2) and TCP (iWARP), as to other hosts.
+    Network,
 }
 
 impl SameHost {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Memory, Self::Udp];
+    pub const ALL: [Self; 2] = [Self::Memory, Self::Network];
 
     /// The variable.
     pub const VARIABLE: &str = VARIABLE;
@@ -32,7 +32,7 @@ impl SameHost {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
-            Self::Udp => "udp",
+            Self::Network => "network",
         }
     }
 
@@ -54,7 +54,7 @@ impl FromStr for SameHost {
             .into_iter()
             .find(|way| way.name() == name)
             .ok_or_else(|| {
-                let why = format!("{name:?} is neither `memory` nor `udp`");
+                let why = format!("{name:?} is neither `memory` nor `network`");
                 Error::invalid(VARIABLE, why)
             })
     }

@@ -184,6 +184,11 @@ impl Pipes {
         front.tail.0.load(Ordering::Acquire) != front.head.0.load(Ordering::Relaxed)
     }
 
+    /// Octets that the receiver has taken out.
+    pub(crate) fn taken(&self) -> u64 {
+        self.outward().head.0.load(Ordering::Relaxed)
+    }
+
     /// Whether there is enough room for who waits for it.
     pub(crate) fn has_room(&self) -> bool {
         let front = self.outward();

@@ -21,7 +21,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use softverbs_proto::time::Time;
 
-use super::{AGAIN, Place, is_alive};
+use super::{AGAIN, CALLS, MOST, MOST_WAITING, PLACES, Place, WAITING, is_alive};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Set, sys};
 use crate::error::{Error, Result};
@@ -111,6 +111,7 @@ struct Waiting {
     /// Who has come, and has not said anything yet.
     came: Option<Socket>,
     place: Place,
+    _waits: Place,
 }
 
 impl Connection {
@@ -125,10 +126,12 @@ impl Connection {
             if used.lane.pipes.withdraw() {
                 self.leave_lane(qp.engine);
             }
-        } else if self.way.offer.is_none()
-            && let Err(No::Ever) = self.meet(qp)
-        {
-            self.way.left = u32::MAX;
+        } else if self.way.offer.is_none() {
+            match self.meet(qp) {
+                Ok(()) => {}
+                Err(No::Yet) => self.way.left = CALLS,
+                Err(No::Ever) => self.way.left = u32::MAX,
+            }
         }
     }
 
@@ -136,8 +139,8 @@ impl Connection {
         if self.edge.is_some() || qp.engine.same_host != SameHost::Memory {
             return Err(No::Ever);
         }
+        let place = Place::take(&PLACES, MOST).ok_or(No::Yet)?;
         let name = name(self.socket.as_fd())?;
-        let place = Place::take().ok_or(No::Yet)?;
         let socket = sys::socket(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
         match socket.connect(&name) {
@@ -149,12 +152,19 @@ impl Connection {
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                let waits = Place::take(&WAITING, MOST_WAITING).ok_or(No::Yet)?;
                 let socket = sys::socket(Domain::UNIX, Type::STREAM, None)?;
                 socket.set_nonblocking(true)?;
                 // The other end may be faster.
                 socket.bind(&name)?;
                 socket.listen(1)?;
-                self.way.offer = Offer::start(qp, self.token, socket, place).ok();
+                let waiting = Waiting {
+                    socket,
+                    came: None,
+                    place,
+                    _waits: waits,
+                };
+                self.way.offer = Offer::start(qp, self.token, waiting).ok();
                 Ok(())
             }
             Err(_) => Err(No::Yet),
@@ -163,17 +173,13 @@ impl Connection {
 }
 
 impl Offer {
-    fn start(qp: &QpInner, connection: Token, socket: Socket, place: Place) -> Result<Arc<Self>> {
+    fn start(qp: &QpInner, connection: Token, waiting: Waiting) -> Result<Arc<Self>> {
         let engine = qp.engine;
         let offer = Arc::new(Self {
             qp: qp.weak(),
             connection,
             token: OnceLock::new(),
-            waiting: Mutex::new(Some(Waiting {
-                socket,
-                came: None,
-                place,
-            })),
+            waiting: Mutex::new(Some(waiting)),
         });
         let token = engine.sources.add(offer.clone());
         let _ = offer.token.set(token);

@@ -11,6 +11,8 @@
 //! [`pipe`]: crate::same_host::pipe
 
 mod meet;
+mod patience;
+pub(crate) mod status;
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,9 +22,12 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
+use socket2::SockRef;
 use softverbs_proto::time::Time;
 
 use self::meet::Offer;
+use self::patience::Patience;
+use self::status::{COUNTERS, count};
 use super::QpInner;
 use super::drive::Connection;
 use crate::engine::sources::{Source, Token};
@@ -43,23 +48,28 @@ const AGAIN: u32 = 4096;
 /// Empty looks into the ring between two looks for the end of the connection.
 const END_EVERY: u32 = 256;
 
+/// Connections that wait for their other end at most, lest they keep those from it that would find it.
+const MOST_WAITING: usize = 16;
+
 /// A place among those that a process has.
 #[derive(Debug)]
-struct Place;
+struct Place(&'static AtomicUsize);
 
 static PLACES: AtomicUsize = AtomicUsize::new(0);
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 impl Place {
-    fn take() -> Option<Self> {
-        let place = Self;
+    /// One of so many, if not all of them are taken.
+    fn take(taken: &'static AtomicUsize, most: usize) -> Option<Self> {
         // Given back when it is dropped.
-        (PLACES.fetch_add(1, Ordering::Relaxed) < MOST).then_some(place)
+        let place = Self(taken);
+        (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        PLACES.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -85,6 +95,7 @@ struct Used {
     outward: bool,
     /// What comes, comes by it.
     inward: bool,
+    patience: Patience,
     /// The connection has ended, by a reset or not.
     ended: Option<bool>,
     /// The socket has something to say, which can be its end only.
@@ -168,6 +179,7 @@ impl Used {
                 return Ok(got);
             }
             self.inward = true;
+            count(&COUNTERS.inward);
         }
         let got = self.take(list)?;
         if got > 0 {
@@ -252,6 +264,11 @@ impl Way {
         }
     }
 
+    /// When to ask whether the peer takes something.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.used.as_ref()?.patience.next()
+    }
+
     /// Whether a lane is to be looked for now.
     const fn is_due(&self) -> bool {
         self.left == 0
@@ -312,19 +329,35 @@ impl Connection {
         if let Some(used) = &mut self.way.used {
             used.outlet.begin(self.way.sent);
             used.outward = true;
+            count(&COUNTERS.outward);
         }
     }
 
     /// See [`wait_for_room`](Self::wait_for_room). False if it is TCP that takes what is sent.
     pub(super) fn wait_for_lane(&mut self, engine: &Engine, wait: bool) -> bool {
-        let Some(lane) = self.way.outward() else {
+        let used = self.way.used.as_mut().filter(|used| used.outward);
+        let Some(used) = used else {
             return false;
         };
         if wait || self.waiting_for_room {
-            lane.wait(engine, wait);
+            used.lane.wait(engine, wait);
+        }
+        if wait {
+            let taken = used.lane.pipes.taken();
+            used.patience.begin(|| engine.coarse_now(), taken);
         }
         self.waiting_for_room = wait;
         true
+    }
+
+    /// Whether the peer has taken nothing by the lane for too long.
+    pub(super) fn is_stuck(&mut self, now: Time) -> bool {
+        let waits = self.waiting_for_room;
+        let used = self.way.used.as_mut();
+        used.is_some_and(|used| {
+            let taken = used.lane.pipes.taken();
+            used.patience.look(now, waits, taken)
+        })
     }
 
     /// The two ends have met: from here on both ways are looked at.
@@ -355,6 +388,10 @@ impl Connection {
         // It wakes the engine's thread, which may be asleep already.
         lane.pipes.sleep();
         lanes.add(entry);
+        count(&COUNTERS.lanes);
+        let patience = SockRef::from(&self.socket)
+            .tcp_user_timeout()
+            .unwrap_or(None);
         // TCP brings nothing any more that epoll need not tell of.
         self.cool(engine);
         self.way.used = Some(Box::new(Used {
@@ -363,6 +400,7 @@ impl Connection {
             inlet,
             outward: false,
             inward: false,
+            patience: Patience::new(patience),
             ended: None,
             look: false,
             empty: 0,

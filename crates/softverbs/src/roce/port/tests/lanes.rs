@@ -234,7 +234,7 @@ fn who_wants_none_gets_none() {
     let public = free_port();
     let port = Port::new_for_test(folder.path(), public).unwrap();
     let (qpn, got) = queue_pair(port);
-    let peer = Peer::start_with(folder.path(), public, &[("SOFTVERBS_SAME_HOST", "udp")]);
+    let peer = Peer::start_with(folder.path(), public, &[("SOFTVERBS_SAME_HOST", "network")]);
     let path = SendPath::new(V4, V4, peer.qpn);
     let question = Octets(vec![packet(peer.qpn, qpn.get(), 8)]);
     let ask = |path: &SendPath, calls: u32| {
