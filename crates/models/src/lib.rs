@@ -32,6 +32,8 @@ mod manager {
 mod lane {
     #[path = "../../../softverbs/src/same_host/board.rs"]
     mod board;
+    #[path = "../../../softverbs/src/same_host/flow.rs"]
+    mod flow;
     #[path = "../../../softverbs/src/same_host/line.rs"]
     mod line;
     #[cfg(test)]

@@ -1,10 +1,11 @@
-//! Two processes that share a lane: who sleeps is woken, and nobody writes by a grant that has ended.
+//! Two processes that share a lane: who sleeps or waits is woken, and nobody writes by a grant that has ended.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
 use super::board::{Board, Granted};
+use super::flow::Flow;
 use super::wake::Wish;
 
 const GRANTED: Granted = Granted {
@@ -96,5 +97,64 @@ fn a_grant_is_of_one_piece() {
         if let Some(by) = writer.join().unwrap() {
             assert!(by == (1, 0x5000) || by == (2, 0x9000), "{by:?}");
         }
+    });
+}
+
+/// A sender goes over to a ring, and a receiver that finds something there knows what goes before it.
+/// Whoever sleeps is woken.
+#[test]
+fn a_receiver_that_sleeps_hears_of_octets() {
+    loom::model(|| {
+        let shared = Arc::new((Flow::new(), AtomicBool::new(false)));
+        let sender = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let (flow, woken) = &*shared;
+                flow.begin(5);
+                for tail in [3, 8] {
+                    if flow.pass_on(tail) {
+                        woken.store(true, Ordering::Release);
+                    }
+                }
+            }
+        });
+        let (flow, woken) = &*shared;
+        if flow.is_ready() {
+            assert_eq!(flow.sent_before(), Some(5));
+        }
+        let taken = flow.tail();
+        flow.give_back(taken, 8);
+        let sleeps = flow.sleep();
+        sender.join().unwrap();
+        assert!(
+            taken == 8 || !sleeps || woken.load(Ordering::Acquire),
+            "sleeps for ever"
+        );
+    });
+}
+
+/// A sender that has filled a ring and waits for room: it has seen that there is some, or is woken.
+#[test]
+fn a_sender_that_waits_hears_of_room() {
+    const SIZE: u64 = 8;
+    loom::model(|| {
+        let shared = Arc::new((Flow::new(), AtomicBool::new(false)));
+        shared.0.pass_on(SIZE);
+        let receiver = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let (flow, woken) = &*shared;
+                for head in [1, 4, SIZE] {
+                    if flow.give_back(head, SIZE) {
+                        woken.store(true, Ordering::Release);
+                    }
+                }
+            }
+        });
+        let (flow, woken) = &*shared;
+        let waits = flow.want_room(SIZE);
+        receiver.join().unwrap();
+        assert!(!waits || woken.load(Ordering::Acquire), "waits for ever");
+        assert!(flow.has_room(SIZE));
     });
 }

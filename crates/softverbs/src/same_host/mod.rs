@@ -4,6 +4,7 @@
 pub(crate) mod bell;
 pub(crate) mod board;
 mod choice;
+mod flow;
 pub(crate) mod line;
 #[allow(unsafe_code, reason = "memory that two processes share")]
 pub(crate) mod memory;

@@ -1,8 +1,7 @@
 //! Two rings of octets in memory that two processes share, one for each direction of a connection.
 //!
-//! The first page holds what the two tell each other. A ring has two counts of octets, of those put in
-//! and of those taken out; each has one writer. Who puts in or takes out much says so in steps, so that
-//! the other one is at work meanwhile.
+//! The first page holds what the two tell each other ([`Flow`]). Who puts in or takes out much says so in
+//! steps, so that the other one is at work meanwhile.
 //!
 //! The two trust each other as far as one user's processes do, which may read and write each other's
 //! memory anyway. What is taken out is copied before anybody looks at it, and then is checked as if it
@@ -14,17 +13,15 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::flow::Flow;
 use super::line::Line;
 use super::memory::Shared;
-use super::wake::Wish;
 use crate::engine::sys::IoList;
 
 /// Octets of a ring; a power of two. More would not stay in the caches of the two.
 pub(crate) const LEN: usize = 256 << 10;
 /// So many octets are passed on together.
 const STEP: usize = 32 << 10;
-/// Who waits for room waits for so much.
-const ENOUGH: u64 = LEN as u64 / 4;
 const FRONT_LEN: usize = 4096;
 const ALL_LEN: usize = FRONT_LEN + 2 * LEN;
 /// Says how the memory is laid out, and that somebody has made it.
@@ -37,22 +34,6 @@ const ACCEPTED: u32 = 1;
 /// Too late.
 const WITHDRAWN: u32 = 2;
 
-/// What the two tell each other of one direction.
-#[repr(C)]
-#[derive(Debug)]
-struct Front {
-    /// Octets put in.
-    tail: Line<AtomicU64>,
-    /// Octets taken out.
-    head: Line<AtomicU64>,
-    /// The receiver sleeps: what is put in next is to wake it.
-    asleep: Line<Wish>,
-    /// The sender waits until there is room.
-    wants_room: Line<Wish>,
-    /// One more than the octets that go another way, before those of the ring. 0: all of them, so far.
-    before: Line<AtomicU64>,
-}
-
 /// The first page.
 #[repr(C)]
 #[derive(Debug)]
@@ -62,7 +43,7 @@ struct FirstPage {
     /// What has become of the offer.
     state: Line<AtomicU32>,
     /// From who has made it, to it.
-    fronts: [Front; 2],
+    flows: [Flow; 2],
 }
 
 const _: () = assert!(LEN.is_power_of_two() && size_of::<FirstPage>() <= FRONT_LEN);
@@ -134,12 +115,12 @@ impl Pipes {
         unsafe { self.memory.start().cast::<FirstPage>().as_ref() }
     }
 
-    fn outward(&self) -> &Front {
-        &self.page().fronts[self.outward]
+    fn outward(&self) -> &Flow {
+        &self.page().flows[self.outward]
     }
 
-    fn inward(&self) -> &Front {
-        &self.page().fronts[1 - self.outward]
+    fn inward(&self) -> &Flow {
+        &self.page().flows[1 - self.outward]
     }
 
     /// The place of an octet by its number, and how many follow it up to the end of the ring.
@@ -180,61 +161,55 @@ impl Pipes {
 
     /// Whether there is something to take out.
     pub(crate) fn is_ready(&self) -> bool {
-        let front = self.inward();
-        front.tail.0.load(Ordering::Acquire) != front.head.0.load(Ordering::Relaxed)
+        self.inward().is_ready()
     }
 
     /// Octets that the receiver has taken out.
     pub(crate) fn taken(&self) -> u64 {
-        self.outward().head.0.load(Ordering::Relaxed)
+        self.outward().head()
     }
 
     /// Whether there is enough room for who waits for it.
     pub(crate) fn has_room(&self) -> bool {
-        let front = self.outward();
-        let head = front.head.0.load(Ordering::Acquire);
-        let under_way = front.tail.0.load(Ordering::Relaxed).wrapping_sub(head);
-        under_way <= LEN as u64 - ENOUGH
+        self.outward().has_room(LEN as u64)
     }
 
-    /// The receiver is about to sleep until it is woken. Whether it may: otherwise there is something.
+    /// See [`Flow::sleep`].
     pub(crate) fn sleep(&self) -> bool {
-        self.inward().asleep.0.make();
-        !self.is_ready()
+        self.inward().sleep()
     }
 
-    /// The sender waits until it is woken. Whether it may: otherwise there is room.
+    /// See [`Flow::want_room`].
     pub(crate) fn want_room(&self) -> bool {
-        self.outward().wants_room.0.make();
-        !self.has_room()
+        self.outward().want_room(LEN as u64)
     }
 
     /// How many octets the other one has sent another way before it went over to the ring, if it has.
     pub(crate) fn sent_before(&self) -> Option<u64> {
-        self.inward()
-            .before
-            .0
-            .load(Ordering::Acquire)
-            .checked_sub(1)
+        self.inward().sent_before()
     }
 }
 
 impl Outlet {
     /// From here on everything goes by the ring, behind so many octets that went another way.
     pub(crate) fn begin(&self, before: u64) {
-        let front = self.pipes.outward();
-        front.before.0.store(before + 1, Ordering::Release);
+        self.pipes.outward().begin(before);
     }
 
     /// Puts in what there is room for, from the beginning of a list. How many octets it was. `wake` if the
     /// receiver is to be woken.
     pub(crate) fn put(&mut self, list: &IoList<'_>, wake: impl Fn()) -> usize {
         let Self { pipes, tail, head } = self;
-        let front = pipes.outward();
+        let flow = pipes.outward();
         if room(*tail, *head) < list.len() {
-            *head = front.head.0.load(Ordering::Acquire);
+            *head = flow.head();
         }
         let total = room(*tail, *head).min(list.len());
+        let pass_on = |tail| {
+            if flow.pass_on(tail) {
+                wake();
+            }
+        };
         let (mut left, mut step) = (total, 0);
         for (start, len) in list.places() {
             let (mut from, mut part) = (start.cast_const(), len.min(left));
@@ -252,7 +227,7 @@ impl Outlet {
                 step += count;
                 if step == STEP {
                     step = 0;
-                    front.pass_on(*tail, &wake);
+                    pass_on(*tail);
                 }
             }
             if left == 0 {
@@ -260,27 +235,9 @@ impl Outlet {
             }
         }
         if step > 0 {
-            front.pass_on(*tail, &wake);
+            pass_on(*tail);
         }
         total
-    }
-}
-
-impl Front {
-    fn pass_on(&self, tail: u64, wake: impl Fn()) {
-        self.tail.0.store(tail, Ordering::Release);
-        if self.asleep.0.take() {
-            wake();
-        }
-    }
-
-    fn give_back(&self, head: u64, wake: impl Fn()) {
-        self.head.0.store(head, Ordering::Release);
-        // Not for every octet: who waits would be woken again and again.
-        let ready = self.tail.0.load(Ordering::Relaxed).wrapping_sub(head);
-        if ready <= LEN as u64 - ENOUGH && self.wants_room.0.take() {
-            wake();
-        }
     }
 }
 
@@ -295,13 +252,18 @@ impl Inlet {
     /// `wake` if the sender is to be woken. Fails when the sender says what cannot be.
     pub(crate) fn take(&mut self, list: &mut IoList<'_>, wake: impl Fn()) -> io::Result<usize> {
         let Self { pipes, head } = self;
-        let front = pipes.inward();
-        let ready = front.tail.0.load(Ordering::Acquire).wrapping_sub(*head);
+        let flow = pipes.inward();
+        let ready = flow.tail().wrapping_sub(*head);
         let ready = usize::try_from(ready)
             .ok()
             .filter(|ready| *ready <= LEN)
             .ok_or(io::ErrorKind::InvalidData)?;
         let total = ready.min(list.len());
+        let give_back = |head| {
+            if flow.give_back(head, LEN as u64) {
+                wake();
+            }
+        };
         let (mut left, mut step) = (total, 0);
         for (start, len) in list.places() {
             let (mut to, mut part) = (start, len.min(left));
@@ -320,7 +282,7 @@ impl Inlet {
                 step += count;
                 if step == STEP {
                     step = 0;
-                    front.give_back(*head, &wake);
+                    give_back(*head);
                 }
             }
             if left == 0 {
@@ -328,7 +290,7 @@ impl Inlet {
             }
         }
         if step > 0 {
-            front.give_back(*head, &wake);
+            give_back(*head);
         }
         Ok(total)
     }
@@ -460,13 +422,13 @@ mod tests {
     fn a_count_that_cannot_be_ends_it() {
         let ((_, mut outlet, _), (receiver, _, mut inlet)) = pair();
         put(&mut outlet, &[b"some"]);
-        let fronts = &receiver.page().fronts;
-        fronts[0].tail.0.store(LEN as u64 + 1, Ordering::Relaxed);
+        let flow = receiver.inward();
+        flow.pass_on(LEN as u64 + 1);
         let mut room = [0; 8];
         let mut list = IoList::new();
         list.push_in(&mut room);
         assert!(inlet.take(&mut list, || {}).is_err());
-        fronts[0].head.0.store(9, Ordering::Relaxed);
+        flow.give_back(9, LEN as u64);
         assert_eq!(put(&mut outlet, &[&[0; LEN]]), 0, "more taken than put in");
     }
 
