@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -30,12 +31,34 @@ const OTHERS_EVERY: u32 = 32;
 /// Once such a look has found something, so many empty polls look at once: who polls for the end of
 /// what arrives elsewhere keeps a core from the engine's thread, and has the time.
 const OTHERS_SOON: u32 = 128;
-/// After so many empty polls in a row, each takes a little longer, and leaves more of the core to its
-/// other hyperthread, on which the peer may be at work.
-const QUIET: u32 = 1024;
+/// After so many empty polls of a thread in a row, of whatever queues, each takes a little longer, and
+/// leaves more of the core to its other hyperthread, on which the peer may be at work.
+const QUIET: u32 = 1 << 10;
 const PAUSES: u32 = 8;
+/// The same for who has found nothing for tens of milliseconds: a few microseconds more do not matter.
+const VERY_QUIET: u32 = 1 << 16;
+const LONG_PAUSES: u32 = 64;
 /// Empty polls between two offers of the core to other threads.
 const YIELD_EVERY: u32 = 64;
+
+thread_local! {
+    /// Empty polls of this thread in a row.
+    static EMPTY: Cell<u32> = const { Cell::new(0) };
+}
+
+/// An empty poll ends.
+fn pause() {
+    let empty = EMPTY.get().saturating_add(1);
+    EMPTY.set(empty);
+    let pauses = if empty > VERY_QUIET {
+        LONG_PAUSES
+    } else if empty > QUIET {
+        PAUSES
+    } else {
+        0
+    };
+    (0..pauses).for_each(|_| std::hint::spin_loop());
+}
 
 /// A completion queue. Cloning makes another handle of the same.
 #[derive(Clone)]
@@ -126,8 +149,6 @@ pub(crate) struct CqInner {
     epoch: AtomicU64,
     since_driven: AtomicU32,
     empty: AtomicU32,
-    /// Polls in a row that found nothing.
-    quiet: AtomicU32,
     /// Empty polls that are to look at connections of other queues.
     others_soon: AtomicU32,
     overrun: AtomicBool,
@@ -160,7 +181,6 @@ impl Cq {
             epoch: AtomicU64::new(0),
             since_driven: AtomicU32::new(0),
             empty: AtomicU32::new(0),
-            quiet: AtomicU32::new(0),
             others_soon: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             deferred: Waiting::new(),
@@ -248,7 +268,7 @@ impl Cq {
         let found = cq.take(limit, &mut put);
         if found > 0 {
             cq.empty.store(0, Ordering::Relaxed);
-            cq.quiet.store(0, Ordering::Relaxed);
+            EMPTY.set(0);
             let since = cq.since_driven.load(Ordering::Relaxed) + 1;
             cq.since_driven.store(since, Ordering::Relaxed);
             if since < DRIVE_EVERY {
@@ -262,17 +282,13 @@ impl Cq {
         cq.drive(empty);
         let found = cq.take(limit, &mut put);
         if found > 0 {
-            cq.quiet.store(0, Ordering::Relaxed);
+            EMPTY.set(0);
             return Ok(found);
         }
         if empty.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
         }
-        let quiet = cq.quiet.load(Ordering::Relaxed).saturating_add(1);
-        cq.quiet.store(quiet, Ordering::Relaxed);
-        if quiet > QUIET {
-            (0..PAUSES).for_each(|_| std::hint::spin_loop());
-        }
+        pause();
         Ok(found)
     }
 
