@@ -381,6 +381,20 @@ impl Meeting {
         }
     }
 
+    /// The same until both have gone over. How many messages it took.
+    fn goes_over(&self, before: [u64; 3]) -> u64 {
+        const ROUND: u64 = 100;
+        let begin = Instant::now();
+        for round in 1.. {
+            self.echoes(round * ROUND, ROUND);
+            if none() || more(before, 1) {
+                return round * ROUND;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{before:?}, {:?}", lanes());
+        }
+        unreachable!("it takes less than for ever")
+    }
+
     fn write(&self, wr_id: u64, offset: usize, len: usize) {
         let (remote_addr, rkey) = (self.addr + offset as u64, self.rkey);
         self.end
@@ -402,9 +416,9 @@ fn between_two_processes_whoever_connects() {
     for what in ["listens", "connects"] {
         let before = lanes();
         let meeting = meet(what, &[], &[], &setup("127.0.0.1:0"));
-        meeting.echoes(0, 500);
-        assert!(none() || more(before, 1), "{before:?}, {:?}", lanes());
-        meeting.ends(500, if none() { 0 } else { 2 });
+        let echoes = meeting.goes_over(before);
+        meeting.echoes(1, 500);
+        meeting.ends(echoes + 500, if none() { 0 } else { 2 });
     }
 }
 
@@ -445,12 +459,11 @@ fn a_full_ring_waits_for_its_reader() {
     let _alone = alone();
     let before = lanes();
     let meeting = meet("connects", &[], &[], &setup("127.0.0.1:0"));
-    meeting.echoes(0, 200);
-    assert!(none() || more(before, 1));
+    let echoes = meeting.goes_over(before);
     let Meeting { end, child, .. } = &meeting;
     for round in 0..6 {
         let data = end.fill(SENT, LARGE, round);
-        child.signal(Signal::SIGSTOP);
+        child.stop();
         meeting.write(round, SENT, LARGE);
         let mut written = 0;
         if round % 2 == 0 {
@@ -473,7 +486,7 @@ fn a_full_ring_waits_for_its_reader() {
         end.post(9, SendOp::Read { remote_addr, rkey }, SENT, LARGE);
         assert!(end.success().wr_id == 9 && end.read(SENT, LARGE) == data);
     }
-    meeting.ends(200, if none() { 0 } else { 2 });
+    meeting.ends(echoes, if none() { 0 } else { 2 });
 }
 
 /// As the option `Keepalive` says, though TCP has nothing to ask for.
@@ -486,10 +499,11 @@ fn a_peer_that_takes_nothing_for_too_long_is_given_up() {
         server_options: options,
         ..setup("127.0.0.1:0")
     };
+    let before = lanes();
     let meeting = meet("connects", &[], &[], &setup);
-    meeting.echoes(0, 200);
+    meeting.goes_over(before);
     let Meeting { end, child, .. } = &meeting;
-    child.signal(Signal::SIGSTOP);
+    child.stop();
     (0..4).for_each(|n| meeting.write(n, 0, SENT));
     drop(expect(&end.channel, EventKind::Disconnected));
     let ended = poll(&end.cq, 4 + SLOTS);
@@ -503,8 +517,7 @@ fn a_peer_that_is_killed_is_missed() {
     for what in ["listens", "connects"] {
         let before = lanes();
         let mut meeting = meet(what, &[], &[], &setup("127.0.0.1:0"));
-        meeting.echoes(0, 200);
-        assert!(none() || more(before, 1));
+        meeting.goes_over(before);
         // In the middle of something, in both directions.
         let (remote_addr, rkey) = (meeting.addr, meeting.rkey);
         for n in 0..8 {
@@ -525,13 +538,15 @@ fn a_peer_that_is_killed_is_missed() {
 #[test]
 fn an_idle_peer_that_is_killed_is_missed() {
     let _alone = alone();
+    let before = lanes();
     let mut meeting = meet("connects", &[], &[], &setup("127.0.0.1:0"));
-    meeting.echoes(0, 200);
+    meeting.goes_over(before);
     thread::sleep(Duration::from_millis(20));
     meeting.child.kill();
     drop(expect(&meeting.end.channel, EventKind::Disconnected));
+    let before = lanes();
     let mut meeting = meet("listens", &[], &[], &setup("127.0.0.1:0"));
-    meeting.echoes(0, 200);
+    meeting.goes_over(before);
     meeting.child.kill();
     // Polls only: the thread leaves it to us.
     let flushed = poll(&meeting.end.cq, SLOTS);
@@ -546,12 +561,13 @@ fn what_a_process_leaves_when_it_exits_arrives() {
         let before = lanes();
         let meeting = meet("exits", &[], &[], &setup("127.0.0.1:0"));
         let Meeting { end, child, .. } = meeting;
-        for _ in 0..100 {
+        let begin = Instant::now();
+        while !none() && !more(before, 1) {
             end.send_inline(0, b"not yet", SendFlags::empty());
             let wc = end.success();
             end.recv(wc.wr_id, usize::try_from(wc.wr_id).unwrap() * SLOT, SLOT);
+            assert!(begin.elapsed() < PATIENCE, "{before:?}, {:?}", lanes());
         }
-        assert!(none() || more(before, 1));
         end.send_inline(0, b"!", SendFlags::empty());
         for (slot, wc) in end.completions(SLOTS).iter().enumerate() {
             assert!(wc.is_success() && wc.byte_len as usize == SLOT, "{wc:?}");
@@ -569,10 +585,11 @@ fn what_a_process_leaves_when_it_exits_arrives() {
 fn a_queue_pair_that_goes_leaves_whole_frames() {
     let _alone = alone();
     for destroy in [false, true] {
+        let before = lanes();
         let meeting = meet("connects", &[], &[], &setup("127.0.0.1:0"));
-        meeting.echoes(0, 200);
+        let echoes = meeting.goes_over(before);
         let Meeting { end, child, .. } = &meeting;
-        child.signal(Signal::SIGSTOP);
+        child.stop();
         for n in 0..4 {
             meeting.write(n, SENT, SENT);
         }
@@ -584,7 +601,7 @@ fn a_queue_pair_that_goes_leaves_whole_frames() {
         child.signal(Signal::SIGCONT);
         let mut child = meeting.child;
         let went_over = if none() { 0 } else { 2 };
-        assert_eq!(child.says("done"), format!("200 {went_over}"));
+        assert_eq!(child.says("done"), format!("{echoes} {went_over}"));
         assert!(child.finish().success());
     }
 }

@@ -73,6 +73,22 @@ impl Other {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
     }
 
+    /// Stops it, and returns when none of its threads runs any more.
+    pub fn stop(&self) {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+            // Behind the name, which may hold anything.
+            stat.is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
+        };
+        let begin = Instant::now();
+        while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
+            assert!(begin.elapsed() < PATIENCE, "the child does not stop");
+            std::thread::yield_now();
+        }
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
