@@ -38,7 +38,7 @@ pub use self::window::MwType;
 use self::window::Windows;
 use crate::device::limits::MAX_MR;
 use crate::error::{Error, Result};
-use crate::roce::port::{end_grants, end_grants_to};
+use crate::same_host::grants::{end_grants, end_grants_to};
 
 /// Bits of a key that are the nonce; the others are the slot index.
 const NONCE_BITS: u32 = 12;

@@ -108,7 +108,7 @@ pub fn install(plan: &Plan) -> Result<()> {
     });
     ARMED.store(true, Ordering::SeqCst);
     // What peers write to this process's memory themselves passes no edge.
-    crate::roce::port::end_grants();
+    crate::same_host::grants::end_grants();
     Ok(())
 }
 

@@ -19,7 +19,6 @@ use softverbs_proto::time::Time;
 use softverbs_proto::wr::{SendRequest, WcStatus};
 use softverbs_wire::num::{PathMtu, Qkey, Qpn};
 
-use self::at_once::Passive;
 use super::address::Way;
 use super::patience::Patience;
 use super::port::{PacketSink, Port, ReceivedFrom, SendPath, Sent};
@@ -30,6 +29,7 @@ use crate::engine::Engine;
 use crate::engine::sources::{Source, Token};
 use crate::error::{Error, Result};
 use crate::qp::{Core, QpInitAttr, QpInner, QpMemory};
+use crate::same_host::grants::Passive;
 use crate::wr::{SendWr, Wc};
 
 /// Packets that are put together before they are sent.

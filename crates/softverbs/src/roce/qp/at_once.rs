@@ -14,37 +14,14 @@ use softverbs_wire::num::Rkey;
 
 use super::Roce;
 use crate::qp::{QpInner, QpMemory};
-use crate::roce::port::{Grantor, end_grants};
+use crate::roce::port::Grantor;
+use crate::same_host::grants::end_grants;
 use crate::wr::Wc;
 
-/// So many writes to one region in a row, and the peer may go on alone.
-const MANY: u8 = 8;
 /// Up to so many octets a write is small: what one packet of the largest path MTU takes.
 const SMALL: u64 = 4096;
 /// Longer ones are sent: whoever ends a grant waits for a write that has begun.
 const MOST: u64 = 16 << 20;
-
-/// What the peer keeps writing to.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Passive {
-    rkey: Option<Rkey>,
-    /// Writes in a row.
-    score: u8,
-    /// Something was granted.
-    granted: bool,
-}
-
-impl Passive {
-    /// Another write. Whether the peer may go on alone.
-    fn note(&mut self, rkey: Rkey) -> bool {
-        if self.rkey != Some(rkey) {
-            self.rkey = Some(rkey);
-            self.score = 0;
-        }
-        self.score = (self.score + 1).min(MANY);
-        self.score == MANY
-    }
-}
 
 /// The key of a write that begins with this packet.
 pub(super) fn written_by(packet: &Packet<'_>) -> Option<Rkey> {
@@ -60,7 +37,7 @@ pub(super) fn written_by(packet: &Packet<'_>) -> Option<Rkey> {
 impl Roce {
     /// Nothing that this queue pair has granted may be written to any more.
     pub(crate) fn end_grants(&mut self) {
-        if std::mem::take(&mut self.passive).granted {
+        if self.passive.take() {
             end_grants();
         }
     }
@@ -78,9 +55,6 @@ impl QpInner {
             return;
         }
         if roce.passive.note(rkey) {
-            // A grant that is not ended here is ended with the region.
-            roce.passive.granted = true;
-            roce.passive.score = 0;
             let regions = &self.pd.context().inner().regions;
             grantor.grant(regions, self.domain(), [self.qp_num, peer], rkey);
         }
@@ -148,23 +122,5 @@ impl QpInner {
                 .push(&[Wc::new(&completion, self.qp_num)], false);
         }
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_keeps_writing_to_one_region_gets_a_grant() {
-        let (one, other) = (Rkey::new(1), Rkey::new(2));
-        let mut passive = Passive::default();
-        for _ in 0..100 {
-            assert!(!passive.note(one) && !passive.note(other));
-        }
-        for _ in 1..MANY - 1 {
-            assert!(!passive.note(other));
-        }
-        assert!(passive.note(other));
     }
 }

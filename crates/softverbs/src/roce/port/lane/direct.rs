@@ -2,21 +2,15 @@
 //!
 //! A target that waits by reading its memory never calls the library, and its engine's thread has to
 //! find a core for each write, against the very threads that wait; and one copy is less than two. So a
-//! receiver grants the sender what it keeps writing to ([`board`](super::board)), and a write that
-//! nothing is under way before is one system call of the sender, `process_vm_writev`, which needs the
-//! right to trace the receiver. Without it, or without a grant, it goes by the lane.
+//! receiver grants the sender what it keeps writing to ([`grants`]), and a write that nothing is under
+//! way before is one system call of the sender (`same_host::placing`). Without a grant, or without the
+//! right to do that, it goes by the lane.
 //!
 //! A write that was placed so takes no packet number: nothing is under way before it, and it is over
 //! before anything behind it begins.
 
-use std::io::IoSliceMut;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
-use softverbs_proto::memory::Access;
 use softverbs_wire::num::{Qpn, Rkey};
 
 use super::super::Port;
@@ -24,99 +18,19 @@ use super::super::border::SendPath;
 use super::super::counters::add;
 use super::inward::InLane;
 use super::outward::OutLane;
-use crate::engine::Engine;
 use crate::engine::sys::IoList;
-use crate::error::Result;
 use crate::mr_table::{Domain, MrTable};
-use crate::per_process::PerProcess;
 use crate::same_host::bell::has_ended;
-use crate::same_host::board::{Granted, Process};
+use crate::same_host::board::{Board, Process};
+use crate::same_host::grants::{self, Granting};
 
-/// A write that has begun is over soon: so often it is looked at before others get the core.
-const SPINS: u32 = 1000;
-/// A write takes no longer, unless its thread has lost its core: so long the engine's thread waits.
-const MOMENT: Duration = Duration::from_millis(1);
-/// Nor longer than this, unless its process is stopped: so long the application's threads wait.
-const LONG_MOMENT: Duration = Duration::from_millis(100);
-const NAP: Duration = Duration::from_micros(50);
-
-/// Whether a sender may place writes itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reach {
-    /// Not known yet.
-    #[default]
-    Unknown,
-    Yes,
-    /// Not allowed, or not the process that it says.
-    No,
-}
-
-/// The lanes of this process whose senders have grants, or are still writing by one that has ended.
-#[derive(Default)]
-struct Granting(Mutex<Vec<Arc<InLane>>>);
-
-static GRANTING: PerProcess<Granting> = PerProcess::new();
-
-impl Granting {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<InLane>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Granting for InLane {
+    fn board(&self) -> &Board {
+        self.ring.board()
     }
 
-    /// Ends all grants, and returns the lanes whose senders are still writing.
-    fn end(&self) -> Vec<Arc<InLane>> {
-        let mut lanes = self.lock();
-        lanes.retain(|lane| {
-            lane.ring.board().end();
-            lane.ring.board().written().is_some()
-        });
-        lanes.clone()
-    }
-}
-
-/// Ends all grants: no write begins any more by one that there was. To be called behind what ends the
-/// right to it. What has begun is finished a moment later, which is waited for unless it is long.
-pub(crate) fn end_grants() {
-    if let Some(granting) = GRANTING.existing() {
-        let writing = granting.end();
-        let patience = if Engine::is_own_thread() {
-            MOMENT
-        } else {
-            LONG_MOMENT
-        };
-        wait(writing, |_| true, patience);
-    }
-}
-
-/// The same, and waits until nobody writes to the region with this key. False if that takes longer than
-/// `patience`: a write takes no longer than a copy, but somebody may have stopped the writing process in
-/// the middle of one.
-pub(crate) fn end_grants_to(key: u32, patience: Duration) -> bool {
-    let Some(granting) = GRANTING.existing() else {
-        return true;
-    };
-    wait(granting.end(), |written| written == key, patience)
-}
-
-/// Waits for those that write to such keys. Whether they have finished.
-fn wait(mut writing: Vec<Arc<InLane>>, counts: impl Fn(u32) -> bool, patience: Duration) -> bool {
-    let mut spins = 0_u32;
-    let begin = Instant::now();
-    loop {
-        writing.retain(|lane| {
-            let written = lane.ring.board().written();
-            written.is_some_and(&counts) && !lane.sender_has_gone()
-        });
-        if writing.is_empty() {
-            return true;
-        }
-        spins += 1;
-        if spins < SPINS {
-            std::hint::spin_loop();
-        } else if begin.elapsed() < patience {
-            std::thread::sleep(NAP);
-        } else {
-            return false;
-        }
+    fn writer_has_gone(&self) -> bool {
+        self.sender_has_gone()
     }
 }
 
@@ -150,125 +64,20 @@ impl Grantor<'_> {
         [qpn, peer]: [Qpn; 2],
         rkey: Rkey,
     ) -> bool {
-        static SERIAL: AtomicU64 = AtomicU64::new(1);
-        let found = || -> Option<Granted> {
-            let pin = regions.pin(rkey.get()).filter(|pin| !pin.is_window())?;
-            let (addr, len) = (pin.addr(), pin.len());
-            let base = pin.range(addr, len, Access::REMOTE_WRITE, domain).ok()?;
-            Some(Granted {
-                qpn: qpn.get(),
-                peer: peer.get(),
-                rkey: rkey.get(),
-                addr,
-                len: len as u64,
-                base: base.addr() as u64,
-            })
-        };
-        let Ok(granting) = GRANTING.get_or_try(|| Result::Ok(Box::leak(Box::default()))) else {
-            return false;
-        };
-        let board = self.0.ring.board();
-        let mut lanes = granting.lock();
-        // Behind the lock, which whoever ends the region takes when the region is not valid any more.
-        let Some(granted) = found() else { return false };
-        if board.has(&granted) {
-            return true;
-        }
-        if !board.grant(SERIAL.fetch_add(1, Ordering::Relaxed), &granted) {
-            return false;
-        }
-        if !lanes.iter().any(|lane| Arc::ptr_eq(lane, self.0)) {
-            lanes.push(Arc::clone(self.0));
-        }
-        drop(lanes);
-        // Whoever has ended the region meanwhile has seen this grant, or it is seen here.
-        if found() == Some(granted) {
-            return true;
-        }
-        end_grants();
-        false
-    }
-}
-
-/// A lane goes.
-pub(super) fn forget(lane: &Arc<InLane>) {
-    if let Some(granting) = GRANTING.existing() {
-        let mut lanes = granting.lock();
-        lanes.retain(|known| !Arc::ptr_eq(known, lane));
+        let lane: Arc<dyn Granting> = Arc::clone(self.0) as _;
+        grants::grant(&lane, regions, domain, [qpn.get(), peer.get()], rkey)
     }
 }
 
 impl OutLane {
-    fn receiver_has_gone(&self) -> bool {
-        has_ended(&self.bell, None)
-    }
-
     /// Places octets in the receiver's memory, if it has granted that.
     fn place(&self, qpns: [u32; 2], rkey: u32, addr: u64, octets: &IoList<'_>) -> bool {
-        let board = self.ring.board();
         let Ok(mut reach) = self.reach.try_lock() else {
             return false;
         };
-        if *reach == Reach::Unknown {
-            *reach = prove(board.process());
-        }
-        if *reach == Reach::No {
-            return false;
-        }
-        let Some(found) = board.find(qpns, rkey, addr, octets.len() as u64) else {
-            return false;
-        };
-        if !board.enter(&found) {
-            return false;
-        }
-        // Its number may be another process's soon, or it may be another program. Behind `enter`: the
-        // moment between this look and the write is short.
-        if self.receiver_has_gone() {
-            board.leave();
-            return false;
-        }
-        let written = write(board.process().pid, found.place, octets);
-        board.leave();
-        if !written {
-            *reach = Reach::No;
-        }
-        written
+        let gone = || has_ended(&self.bell, None);
+        reach.place(self.ring.board(), gone, qpns, (rkey, addr), octets)
     }
-}
-
-fn pid_of(pid: u32) -> Option<Pid> {
-    i32::try_from(pid)
-        .ok()
-        .filter(|pid| *pid > 0)
-        .map(Pid::from_raw)
-}
-
-fn remote(place: u64, len: usize) -> Option<[RemoteIoVec; 1]> {
-    let base = usize::try_from(place).ok()?;
-    Some([RemoteIoVec { base, len }])
-}
-
-/// Whether a process is the one that it says: in another namespace of processes its number is another
-/// one's.
-fn prove(process: Process) -> Reach {
-    let mut octets = [0; 8];
-    let (Some(pid), Some(from)) = (pid_of(process.pid), remote(process.proof_at, octets.len()))
-    else {
-        return Reach::No;
-    };
-    let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut octets)], &from);
-    if read == Ok(octets.len()) && u64::from_ne_bytes(octets) == process.proof {
-        Reach::Yes
-    } else {
-        Reach::No
-    }
-}
-
-fn write(pid: u32, place: u64, octets: &IoList<'_>) -> bool {
-    let (Some(pid), Ok(place)) = (pid_of(pid), usize::try_from(place)) else {
-        return false;
-    };
-    octets.write_to_process(pid.as_raw(), place)
 }
 
 impl Port {
@@ -314,8 +123,13 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use softverbs_proto::memory::Access;
+
     use super::super::super::tests::{self, Octets};
     use super::*;
+    use crate::same_host::grants::{end_grants, end_grants_to};
     use crate::{Context, Transport};
 
     const LEN: usize = 64;

@@ -14,11 +14,12 @@ use super::super::counters::add;
 use super::super::receive::{Arrival, Burst};
 use super::super::steer::dest_qpn;
 use super::MOST;
-use super::direct::{self, Grantor};
+use super::direct::Grantor;
 use super::ring::{AFTER_SOCKETS, Meta, Ring, Taken};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{BULK, Engine, Set};
 use crate::same_host::bell::Bell;
+use crate::same_host::grants::{Granting, forget};
 
 /// Slots whose packets are handed on under one lock of their queue pair.
 const TOGETHER: u64 = 32;
@@ -349,7 +350,8 @@ impl Port {
         let was_there = inward.len() < before;
         drop(inward);
         // No packet of it is being handed on any more, which could earn it a grant.
-        direct::forget(lane);
+        let granting: Arc<dyn Granting> = Arc::clone(lane) as _;
+        forget(&granting);
         if was_there {
             self.engine.unwatch(Set::Data, lane.bell.fd());
             if let Some(sender) = &lane.sender {

@@ -28,7 +28,7 @@ use std::time::Duration;
 use nix::sys::epoll::EpollFlags;
 use softverbs_proto::time::Time;
 
-pub(crate) use self::direct::{Grantor, end_grants, end_grants_to};
+pub(crate) use self::direct::Grantor;
 use self::inward::InLane;
 pub(super) use self::inward::LaneRun;
 use self::outward::OutLane;

@@ -14,12 +14,12 @@ use super::super::counters::add;
 use super::super::qpns::slot_of;
 use super::super::send::Packets;
 use super::super::{PRIVATE_V4, PRIVATE_V6, Port};
-use super::direct::Reach;
 use super::ring::{AFTER_SOCKETS, MAX_PACKET, Meta, Put, Ring};
 use super::{MOST, STUCK};
 use crate::engine::sources::{Source, Token};
 use crate::engine::{Engine, Set};
 use crate::same_host::bell::Bell;
+use crate::same_host::placing::Reach;
 
 /// Calls that a path has sent over UDP before a lane is worth its while.
 const CALLS: u16 = 32;
