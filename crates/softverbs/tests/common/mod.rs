@@ -10,6 +10,7 @@
 
 pub mod child;
 pub mod faults;
+pub mod lanes;
 
 pub mod rsocket;
 
