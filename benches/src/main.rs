@@ -138,7 +138,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Whether RoCEv2 may go past the kernel, as between processes of one host it does.
+/// Whether what is sent may go past the kernel, as between processes of one host it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
     Yes,
@@ -230,22 +230,28 @@ fn udp_rate(mib: usize) -> Outcome<f64> {
 }
 
 fn bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
-    let mut results = [Vec::new(), Vec::new(), Vec::new()];
+    let mut results: [Vec<f64>; 5] = Default::default();
     for _ in 0..args.rounds {
         results[0].push(tcp_rate(args.mib)?);
         results[1].push(write_rate(args.mib, IWARP, Lane::No)?);
         results[2].push(write_rate(args.mib, IWARP_CRC, Lane::No)?);
+        results[3].push(write_rate(args.mib, IWARP, Lane::Yes)?);
+        results[4].push(write_rate(args.mib, IWARP_CRC, Lane::Yes)?);
     }
-    let [raw, plain, crc] = results.map(median);
+    let [raw, plain, crc, lane, lane_crc] = results.map(median);
     writeln!(
         out,
         "1 MiB writes over iWARP, GB/s (median of {} rounds):
   raw TCP, 16 x 64 KiB gathered {raw:8.2}
   RDMA Write, CRC off           {plain:8.2}   ratio {:.2}
-  RDMA Write, CRC on            {crc:8.2}   ratio {:.2}",
+  RDMA Write, CRC on            {crc:8.2}   ratio {:.2}
+  shared memory, CRC off        {lane:8.2}   ratio {:.2}
+  shared memory, CRC on         {lane_crc:8.2}   ratio {:.2}",
         args.rounds,
         plain / raw,
-        crc / raw
+        crc / raw,
+        lane / raw,
+        lane_crc / raw
     )?;
     Ok(())
 }
@@ -277,25 +283,32 @@ fn roce_bandwidth(args: &Args, out: &mut impl Write) -> Outcome<()> {
 
 fn latency(args: &Args, out: &mut impl Write) -> Outcome<()> {
     let text = args.iterations.to_string();
-    let (mut raw, mut sends) = (Latency::default(), Latency::default());
+    let mut raw = Latency::default();
+    let (mut sends, mut lane) = (Latency::default(), Latency::default());
     for _ in 0..args.rounds {
         let peer = Peer::start(&["raw-echo", &text])?;
         raw.add(raw::ping(peer.address, args.iterations)?);
         peer.finish()?;
         sends.add(send_latency(args, Transport::Iwarp, Lane::No)?);
+        lane.add(send_latency(args, Transport::Iwarp, Lane::Yes)?);
     }
     writeln!(
         out,
         "8-octet half round trip over iWARP, us (median of {} rounds):
   raw TCP, busy-polling   mean {:7.2}  median {:7.2}
-  Send                    mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)",
+  Send                    mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)
+  Send, shared memory     mean {:7.2}  median {:7.2}   ratio {:.2} (mean) {:.2} (median)",
         args.rounds,
         raw.mean(),
         raw.typical(),
         sends.mean(),
         sends.typical(),
         sends.mean() / raw.mean(),
-        sends.typical() / raw.typical()
+        sends.typical() / raw.typical(),
+        lane.mean(),
+        lane.typical(),
+        lane.mean() / raw.mean(),
+        lane.typical() / raw.typical()
     )?;
     Ok(())
 }
