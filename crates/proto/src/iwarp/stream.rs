@@ -288,6 +288,12 @@ impl Stream {
             || self.request_ready()
     }
 
+    /// Whether a request that is posted now is the only one, and may leave at once.
+    pub fn is_idle(&self) -> bool {
+        let quiet = self.sq.len() == 0 && !self.wants_transmit();
+        quiet && self.phase == Phase::Open && self.gate.is_open()
+    }
+
     /// Appends frames to `out` until it holds about `max_len` octets or `max_pieces` pieces, or
     /// nothing more may be sent now. The pieces are exceeded only by a frame that has more of
     /// them alone.

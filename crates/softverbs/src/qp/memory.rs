@@ -1,5 +1,7 @@
 //! Registered memory as one queue pair sees it.
 
+use std::cell::Cell;
+
 use softverbs_proto::memory::{Access, Memory, MemoryFault};
 use softverbs_proto::wr::{BindMw, Payload, RecvRequest, SendOp, SendRequest, Sge};
 use softverbs_wire::num::{Lkey, Qpn, Rkey};
@@ -8,6 +10,7 @@ use super::QpInner;
 use crate::engine::sys::IoList;
 use crate::mr_table::{Domain, LastPin, MrTable, Pin};
 use crate::roce::port::{Port, SendPath};
+use crate::same_host::placing::SMALL;
 use crate::srq::Srq;
 
 /// The upward trait of proto for one queue pair.
@@ -20,6 +23,8 @@ pub(crate) struct QpMemory<'a> {
     selected: Option<Srq>,
     /// The way to the peer, on which its memory can be reached, perhaps.
     reach: Option<(&'static Port, &'a SendPath)>,
+    /// See [`take_written`](Self::take_written).
+    written: Cell<Option<Rkey>>,
 }
 
 impl<'a> QpMemory<'a> {
@@ -31,6 +36,7 @@ impl<'a> QpMemory<'a> {
             last: LastPin::new(&qp.pd.context().inner().regions),
             selected: None,
             reach: None,
+            written: Cell::new(None),
         }
     }
 
@@ -38,6 +44,34 @@ impl<'a> QpMemory<'a> {
     pub(crate) fn reaching(mut self, port: &'static Port, path: Option<&'a SendPath>) -> Self {
         self.reach = path.map(|path| (port, path));
         self
+    }
+
+    /// The payload of a request. Nothing if its completion will say that it is not there, or if it is that
+    /// of a window.
+    pub(super) fn gather<'r>(&self, request: &'r SendRequest) -> Option<IoList<'r>>
+    where
+        'a: 'r,
+    {
+        let mut octets = IoList::new();
+        match &request.payload {
+            Payload::Inline(data) => octets.push_out(data),
+            Payload::Sges(sges) => {
+                for sge in sges.iter().filter(|sge| sge.length > 0) {
+                    let len = sge.length as usize;
+                    let found =
+                        self.regions
+                            .iovec(sge.lkey, sge.addr, len, Access::empty(), self.domain);
+                    let (pin, start) = found.ok().filter(|(pin, _)| !pin.is_window())?;
+                    octets.push_pinned(pin, start, len);
+                }
+            }
+        }
+        Some(octets)
+    }
+
+    /// Of small writes of the peer that were checked since this was asked, the key of the last one.
+    pub(super) fn take_written(&self) -> Option<Rkey> {
+        self.written.take()
     }
 
     pub(super) fn regions(&self) -> &'a MrTable {
@@ -66,6 +100,9 @@ impl Memory for QpMemory<'_> {
         len: u64,
         need: Access,
     ) -> Result<(), MemoryFault> {
+        if need == Access::REMOTE_WRITE && len <= SMALL {
+            self.written.set(Some(rkey));
+        }
         let check = |pin: &Pin<'_>| pin.check(addr, len, need, self.domain);
         self.last.with(rkey.get(), check)
     }
@@ -81,24 +118,9 @@ impl Memory for QpMemory<'_> {
         else {
             return false;
         };
-        let mut octets = IoList::new();
-        match &request.payload {
-            Payload::Inline(data) => octets.push_out(data),
-            Payload::Sges(sges) => {
-                for sge in sges.iter().filter(|sge| sge.length > 0) {
-                    let len = sge.length as usize;
-                    let found =
-                        self.regions
-                            .iovec(sge.lkey, sge.addr, len, Access::empty(), self.domain);
-                    match found {
-                        Ok((pin, start)) if !pin.is_window() => octets.push_pinned(pin, start, len),
-                        // Its completion will say so.
-                        _ => return false,
-                    }
-                }
-            }
-        }
-        port.write_at_once(path, self.qp.qp_num, rkey, remote_addr, &octets)
+        self.gather(request).is_some_and(|octets| {
+            port.write_at_once(path, self.qp.qp_num, rkey, remote_addr, &octets)
+        })
     }
 
     fn bind(&mut self, bind: &BindMw) -> Result<(), MemoryFault> {

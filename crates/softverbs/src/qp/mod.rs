@@ -464,10 +464,8 @@ impl QpInner {
     pub(crate) fn set_state(&self, core: &mut Core, state: QpState) {
         core.state = state;
         self.state.store(state as u32, Ordering::Release);
-        if let Some(roce) = core.roce() {
-            // What the peer may write to itself depends on the state.
-            roce.end_grants();
-        }
+        // What the peer may write to itself depends on the state.
+        core.end_grants();
     }
 
     fn post_send(&self, wrs: &[SendWr<'_>]) -> std::result::Result<(), (usize, Error)> {
@@ -482,7 +480,12 @@ impl QpInner {
             let posted = self
                 .send_request(wr)
                 .and_then(|request| match &mut core.side {
-                    Side::Iwarp(iwarp) => iwarp.stream.post_send(request).map_err(Error::from),
+                    Side::Iwarp(iwarp) => {
+                        if wrs.len() == 1 && self.places_at_once(iwarp, &request) {
+                            return Ok(());
+                        }
+                        iwarp.stream.post_send(request).map_err(Error::from)
+                    }
                     Side::Roce(roce) => {
                         if wrs.len() == 1 && self.writes_at_once(roce, &request) {
                             return Ok(());

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use softverbs_proto::memory::Access;
+use softverbs_proto::qp_state::QpState;
 
 use super::drive::{BUDGET, is_retry};
 use super::memory::QpMemory;
@@ -127,6 +128,8 @@ impl QpInner {
                             core.stream
                                 .on_bytes(now, &mut memory, &stage[..got - placed]);
                         }
+                        let receives = self.state() == QpState::Rts;
+                        connection.way.done(&memory, receives);
                         if got < asked {
                             return;
                         }

@@ -18,6 +18,8 @@ pub(crate) struct Flow {
     tail: Line<AtomicU64>,
     /// Octets taken out.
     head: Line<AtomicU64>,
+    /// One more than the octets that are in their places. 0: the receiver has not come to the ring yet.
+    done: Line<AtomicU64>,
     /// The receiver sleeps: what is put in next is to wake it.
     asleep: Line<Wish>,
     /// The sender waits until there is room.
@@ -33,6 +35,7 @@ impl Flow {
         Self {
             tail: Line(AtomicU64::new(0)),
             head: Line(AtomicU64::new(0)),
+            done: Line(AtomicU64::new(0)),
             asleep: Line(Wish::new()),
             wants_room: Line(Wish::new()),
             before: Line(AtomicU64::new(0)),
@@ -63,6 +66,12 @@ impl Flow {
         self.asleep.0.take()
     }
 
+    /// Whether everything that has been put in, and what went another way before, is in its place.
+    pub(crate) fn is_done(&self) -> bool {
+        let done = self.done.0.load(Ordering::Acquire);
+        done == self.tail.0.load(Ordering::Relaxed) + 1
+    }
+
     /// Whether there is room for who waits for it, in a ring of `size` octets.
     pub(crate) fn has_room(&self, size: u64) -> bool {
         has_room(self.tail.0.load(Ordering::Relaxed), self.head(), size)
@@ -91,6 +100,11 @@ impl Flow {
     pub(crate) fn sleep(&self) -> bool {
         self.asleep.0.make();
         !self.is_ready()
+    }
+
+    /// What has been taken out up to `head` is in its place.
+    pub(crate) fn finish(&self, head: u64) {
+        self.done.0.store(head + 1, Ordering::Release);
     }
 
     /// Octets have been taken out up to `head`. Whether the sender is to be woken: not for every octet, or it

@@ -13,6 +13,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::board::Board;
 use super::flow::Flow;
 use super::line::Line;
 use super::memory::Shared;
@@ -44,6 +45,8 @@ struct FirstPage {
     state: Line<AtomicU32>,
     /// From who has made it, to it.
     flows: [Flow; 2],
+    /// What the receivers grant, in the same order.
+    boards: [Board; 2],
 }
 
 const _: () = assert!(LEN.is_power_of_two() && size_of::<FirstPage>() <= FRONT_LEN);
@@ -159,6 +162,21 @@ impl Pipes {
         self.page().state.0.load(Ordering::Acquire) == ACCEPTED
     }
 
+    /// What this process grants the other one.
+    pub(crate) fn granted(&self) -> &Board {
+        &self.page().boards[1 - self.outward]
+    }
+
+    /// What the other one grants this process.
+    pub(crate) fn granting(&self) -> &Board {
+        &self.page().boards[self.outward]
+    }
+
+    /// Whether the receiver has everything in its place.
+    pub(crate) fn is_done(&self) -> bool {
+        self.outward().is_done()
+    }
+
     /// Whether there is something to take out.
     pub(crate) fn is_ready(&self) -> bool {
         self.inward().is_ready()
@@ -248,6 +266,11 @@ const fn room(tail: u64, head: u64) -> usize {
 }
 
 impl Inlet {
+    /// What has been taken out is in its place.
+    pub(crate) fn finish(&self) {
+        self.pipes.inward().finish(self.head);
+    }
+
     /// Takes out what there is, into the rooms of a list, from the first one on. How many octets it was.
     /// `wake` if the sender is to be woken. Fails when the sender says what cannot be.
     pub(crate) fn take(&mut self, list: &mut IoList<'_>, wake: impl Fn()) -> io::Result<usize> {
@@ -416,6 +439,20 @@ mod tests {
         assert_eq!((other.sent_before(), one.sent_before()), (Some(0), None));
         let ((one, ..), (other, ..)) = pair();
         assert!(one.withdraw() && !other.accept() && !one.are_accepted());
+    }
+
+    #[test]
+    fn one_says_when_all_is_in_its_place() {
+        let ((one, mut outlet, _), (_, _, mut inlet)) = pair();
+        assert!(!one.is_done(), "nobody has come to the ring yet");
+        inlet.finish();
+        assert!(one.is_done());
+        put(&mut outlet, &[b"some"]);
+        assert!(!one.is_done());
+        take(&mut inlet, &[9]);
+        assert!(!one.is_done(), "taken out only");
+        inlet.finish();
+        assert!(one.is_done());
     }
 
     #[test]

@@ -9,6 +9,15 @@ use nix::unistd::Pid;
 use super::board::{Board, Process};
 use crate::engine::sys::IoList;
 
+/// Up to so many octets a write is small: what one packet of the largest path MTU takes.
+pub(crate) const SMALL: u64 = 4096;
+
+/// Whether a write is small, and whoever reads what it writes to sees all of it or nothing: some kernels
+/// copy fewer than eight octets one by one.
+pub(crate) fn is_small(len: u64) -> bool {
+    len == 1 || (8..=SMALL).contains(&len)
+}
+
 /// Whether a sender may place writes itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reach {

@@ -10,6 +10,7 @@
 //!
 //! [`pipe`]: crate::same_host::pipe
 
+mod at_once;
 mod meet;
 mod patience;
 pub(crate) mod status;
@@ -25,6 +26,7 @@ use smallvec::SmallVec;
 use socket2::SockRef;
 use softverbs_proto::time::Time;
 
+use self::at_once::{Acquaintance, AtOnce};
 use self::meet::Offer;
 use self::patience::Patience;
 use self::status::{COUNTERS, count};
@@ -36,6 +38,7 @@ use crate::engine::{Engine, Lookout};
 use crate::error::Result;
 use crate::per_process::PerProcess;
 use crate::same_host::bell::Bell;
+use crate::same_host::grants::{Granting, forget};
 use crate::same_host::pipe::{Ends, Inlet, Outlet, Pipes};
 
 /// Lanes of a process at most, and connections that wait for their other end: each takes a descriptor,
@@ -96,6 +99,7 @@ struct Used {
     /// What comes, comes by it.
     inward: bool,
     patience: Patience,
+    at_once: AtOnce,
     /// The connection has ended, by a reset or not.
     ended: Option<bool>,
     /// The socket has something to say, which can be its end only.
@@ -114,6 +118,7 @@ pub(crate) struct Lane {
     watched: AtomicBool,
     /// The sender waits for room.
     waiting: AtomicBool,
+    acquaintance: Acquaintance,
     _place: Place,
 }
 
@@ -373,6 +378,7 @@ impl Connection {
             token: OnceLock::new(),
             watched: AtomicBool::new(true),
             waiting: AtomicBool::new(false),
+            acquaintance: Acquaintance::new(),
             _place: place,
         });
         let entry = Entry {
@@ -401,6 +407,7 @@ impl Connection {
             outward: false,
             inward: false,
             patience: Patience::new(patience),
+            at_once: AtOnce::default(),
             ended: None,
             look: false,
             empty: 0,
@@ -413,7 +420,10 @@ impl Connection {
         if let Some(offer) = self.way.offer.take() {
             offer.end(engine);
         }
-        let used = self.way.used.take()?;
+        let mut used = self.way.used.take()?;
+        used.at_once.end();
+        let granting: Arc<dyn Granting> = Arc::clone(&used.lane) as _;
+        forget(&granting);
         let lane = &used.lane;
         lane.unwatch(engine);
         if let Some(&token) = lane.token.get() {

@@ -16,12 +16,14 @@ pub(super) struct Counters {
     pub(super) lanes: AtomicU64,
     pub(super) outward: AtomicU64,
     pub(super) inward: AtomicU64,
+    pub(super) placed: AtomicU64,
 }
 
 pub(super) static COUNTERS: Counters = Counters {
     lanes: AtomicU64::new(0),
     outward: AtomicU64::new(0),
     inward: AtomicU64::new(0),
+    placed: AtomicU64::new(0),
 };
 
 /// Counts one more.
@@ -36,12 +38,14 @@ pub fn iwarp_status() -> IwarpStatus {
         lanes,
         outward,
         inward,
+        placed,
     } = &COUNTERS;
     IwarpStatus {
         counters: vec![
             ("connections whose ends share memory", of(lanes)),
             ("connections that went over to sending by it", of(outward)),
             ("connections that went over to receiving by it", of(inward)),
+            ("writes placed in another process's memory", of(placed)),
         ],
     }
 }

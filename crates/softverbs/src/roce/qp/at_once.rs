@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use softverbs_proto::memory::{Access, Memory};
 use softverbs_proto::qp_state::{QpState, QpType};
-use softverbs_proto::wr::{Completion, SendFlags, SendOp, SendRequest, WcOpcode, WcStatus};
+use softverbs_proto::wr::{SendOp, SendRequest};
 use softverbs_wire::ib::{Opcode, Packet};
 use softverbs_wire::num::Rkey;
 
@@ -16,10 +16,8 @@ use super::Roce;
 use crate::qp::{QpInner, QpMemory};
 use crate::roce::port::Grantor;
 use crate::same_host::grants::end_grants;
-use crate::wr::Wc;
+use crate::same_host::placing::{SMALL, is_small};
 
-/// Up to so many octets a write is small: what one packet of the largest path MTU takes.
-const SMALL: u64 = 4096;
 /// Longer ones are sent: whoever ends a grant waits for a write that has begun.
 const MOST: u64 = 16 << 20;
 
@@ -82,9 +80,7 @@ impl QpInner {
             return false;
         };
         let len = request.payload.len();
-        // Some kernels copy fewer than eight octets one by one, which whoever reads them would see.
-        let whole = len == 1 || (8..=SMALL).contains(&len);
-        let Some(path) = roce.path.as_ref().filter(|_| whole) else {
+        let Some(path) = roce.path.as_ref().filter(|_| is_small(len)) else {
             return false;
         };
         let queue_pair = &roce.queue_pair;
@@ -106,21 +102,7 @@ impl QpInner {
         {
             return false;
         }
-        self.sent_epoch
-            .store(self.send_cq.epoch(), Ordering::Relaxed);
-        if roce.queue_pair.config().sq_sig_all || request.flags.contains(SendFlags::SIGNALED) {
-            let completion = Completion {
-                wr_id: request.wr_id,
-                status: WcStatus::Success,
-                opcode: WcOpcode::RdmaWrite,
-                byte_len: u32::try_from(len).unwrap_or(0),
-                imm: None,
-                invalidated: None,
-                solicited: false,
-            };
-            self.send_cq
-                .push(&[Wc::new(&completion, self.qp_num)], false);
-        }
+        self.completed_at_once(request, roce.queue_pair.config().sq_sig_all);
         true
     }
 }
