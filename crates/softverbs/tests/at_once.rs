@@ -183,7 +183,7 @@ impl Writer {
             end.qp.post_send(&wr).unwrap();
         }
         let begin = Instant::now();
-        let mut wc = [softverbs::Wc::default()];
+        let mut wc = [Wc::default()];
         while end.cq.poll(&mut wc).unwrap() == 0 {
             assert!(
                 begin.elapsed() < PATIENCE,
