@@ -2,7 +2,7 @@
 //! the peer may write to in this one. See `same_host::grants`.
 //!
 //! A target that waits by reading its memory never calls the library, and its engine's thread would have
-//! to find a core for each write. So a small write is placed by whoever posts it, if nothing is under way:
+//! to find a core for each write. So there a small write is placed by whoever posts it, if nothing is under way:
 //! the peer has done everything that was put into the ring. Large ones go by the ring, which is as fast.
 
 use std::os::fd::OwnedFd;
@@ -15,6 +15,7 @@ use softverbs_wire::num::Rkey;
 
 use super::status::{COUNTERS, count};
 use super::{Lane, Used, Way};
+use crate::engine::Engine;
 use crate::mr_table::{Domain, MrTable};
 use crate::qp::{Connection, Core, Iwarp, QpInner, QpMemory, Side};
 use crate::same_host::bell::has_ended;
@@ -101,7 +102,9 @@ impl Used {
             return;
         }
         self.inlet.finish();
+        // Who polls the library receives from the ring in less time than a write past it takes.
         if let Some(rkey) = written
+            && Engine::is_own_thread()
             && self.at_once.passive.note(rkey)
             && self.lane.introduce()
         {
