@@ -54,6 +54,11 @@ impl Passive {
         true
     }
 
+    /// A write that does not count.
+    pub(crate) const fn disregard(&mut self) {
+        self.score = 0;
+    }
+
     /// Begins anew. Whether there may be grants, which are to be ended.
     pub(crate) fn take(&mut self) -> bool {
         std::mem::take(self).granted
@@ -217,5 +222,9 @@ mod tests {
             assert!(!passive.note(other));
         }
         assert!(passive.note(other));
+        for _ in 0..100 {
+            assert!(!passive.note(one));
+            passive.disregard();
+        }
     }
 }

@@ -102,12 +102,12 @@ impl Used {
             return;
         }
         self.inlet.finish();
-        // Who polls the library receives from the ring in less time than a write past it takes.
-        if let Some(rkey) = written
-            && Engine::is_own_thread()
-            && self.at_once.passive.note(rkey)
-            && self.lane.introduce()
-        {
+        let Some(rkey) = written else { return };
+        let passive = &mut self.at_once.passive;
+        if !Engine::is_own_thread() {
+            // Who polls receives from the ring in less time than a write past it takes.
+            passive.disregard();
+        } else if passive.note(rkey) && self.lane.introduce() {
             let lane = std::sync::Arc::clone(&self.lane) as _;
             grant(&lane, regions, domain, QPNS, rkey);
         }
