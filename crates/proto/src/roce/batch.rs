@@ -28,7 +28,7 @@ pub struct PacketFrame {
     /// The pieces are memory that its owner may change at any time (READ responses): copy them
     /// before the ICRC is computed, or the two may disagree.
     pub volatile: bool,
-    /// How many packets it is: more than one if it is a [`train`](super::train).
+    /// How many packets it is: more than one if it is a [`train`].
     pub packets: u32,
     /// How many packets are before it in the batch.
     pub first: usize,

@@ -385,7 +385,7 @@ impl QueuePair {
     }
 
     /// Appends up to `max_packets` packets to `out`, several of one message as one
-    /// [`train`](super::train) if the configuration says so. Also carries out local requests whose turn
+    /// [`train`] if the configuration says so. Also carries out local requests whose turn
     /// has come.
     pub fn poll_transmit<M: Memory>(
         &mut self,
