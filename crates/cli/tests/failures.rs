@@ -293,10 +293,10 @@ fn both_ends_give_up() {
 fn large_messages_are_no_silence() {
     // Each end hears nothing of the other one until a whole message has gone; here as many as are
     // one's due take longer than the time after which a peer counts as dead.
-    let line = "bw send -s 256M -q 8 -n 2 --timeout 1";
-    let (server, port) = Running::serve(softverbs("bw --server -p 0 --timeout 1"));
+    let line = "bw send -s 256M -q 8 -n 2 --timeout 2";
+    let (server, port) = Running::serve(softverbs("bw --server -p 0 --timeout 2"));
     let out = sv(&format!(
-        "{line} 127.0.0.1 -p {port} --fault fpdu=rate:600M"
+        "{line} 127.0.0.1 -p {port} --fault fpdu=rate:400M"
     ))
     .ok();
     assert_eq!(common::rows(&out)[0][..2], [f64::from(256 << 20), 16.0]);

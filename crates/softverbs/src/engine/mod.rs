@@ -318,6 +318,14 @@ impl Engine {
         let _ = self.wake.write(1);
     }
 
+    /// A bell of `same_host` has been heard. If an application thread has done that, the engine's, which
+    /// sleeps until it rings, perhaps, has to wish for it again.
+    pub(crate) fn bell_heard(&self) {
+        if !self.is_backed_off() {
+            self.wake();
+        }
+    }
+
     /// An application thread polls: it does the work now.
     pub(crate) fn note_poll(&self) {
         // Lost increments are harmless: any change will do.

@@ -16,6 +16,12 @@ impl Wish {
         Self(AtomicU32::new(0))
     }
 
+    #[cfg(test)]
+    #[allow(dead_code, reason = "not for the models")]
+    pub(crate) fn is_made(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != 0
+    }
+
     /// Who is about to sleep wishes to be woken. Then he looks once more.
     pub(crate) fn make(&self) {
         self.0.store(1, Ordering::SeqCst);

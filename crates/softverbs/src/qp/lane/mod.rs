@@ -555,6 +555,7 @@ impl Lookout for Lanes {
 impl Source for Entry {
     fn ready(&self, engine: &Engine, _: EpollFlags) {
         let there = self.lane.bell.hush();
+        engine.bell_heard();
         if !there {
             self.lane.unwatch(engine);
         }

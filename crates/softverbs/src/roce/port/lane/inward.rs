@@ -158,7 +158,7 @@ impl Port {
         }
         lane.introduce();
         // Nothing has come: the first packet wakes the engine's thread.
-        lane.ring.sleep(0);
+        lane.ring.sleep(|| 0);
         if let Some(sender) = &lane.sender {
             // Its end, though a child may keep its end of the bell.
             let _ = self
@@ -256,7 +256,7 @@ impl Port {
         let lanes = lanes.unwrap_or_else(PoisonError::into_inner);
         let mut quiet = true;
         for lane in &*lanes {
-            quiet &= lane.ring.sleep(lane.place.load(Ordering::SeqCst));
+            quiet &= lane.ring.sleep(|| lane.place.load(Ordering::SeqCst));
         }
         quiet
     }
@@ -371,8 +371,10 @@ struct Served {
 }
 
 impl Source for Served {
-    fn ready(&self, _: &Engine, _: EpollFlags) {
-        if self.lane.bell.hush() && !self.lane.sender_has_gone() {
+    fn ready(&self, engine: &Engine, _: EpollFlags) {
+        let there = self.lane.bell.hush();
+        engine.bell_heard();
+        if there && !self.lane.sender_has_gone() {
             self.port.receive_lane(&self.lane);
         } else {
             self.port.remove_inward(&self.lane);
@@ -509,5 +511,51 @@ mod tests {
         // Not a word when it goes.
         drop(bell);
         tests::wait_until("the end of a lane", || other.lanes.counts().1 == 1);
+    }
+
+    /// An application thread that serves all sockets may hear the bell that was to wake the engine's thread.
+    /// That one wishes for it again at once, and not when a timer of its own happens to wake it.
+    #[test]
+    fn who_sleeps_is_woken_though_another_one_has_heard_the_bell() {
+        const ALONE: &str = "SOFTVERBS_TEST_ALONE";
+        const ROUNDS: u32 = 30;
+        if std::env::var_os(ALONE).is_none() {
+            // In a process of its own: other tests wake the thread, too.
+            let name = std::thread::current().name().unwrap().to_owned();
+            let exe = std::env::current_exe().unwrap();
+            let mut alone = std::process::Command::new(exe);
+            let alone = alone.args(["--exact", &name]).env(ALONE, "1").output();
+            let alone = alone.unwrap();
+            assert!(alone.status.success(), "{alone:?}");
+            return;
+        }
+        let (_folder, _one, other) = tests::traffic::two_ports();
+        let (ring, file) = Ring::create().unwrap();
+        let (_bell, theirs) = Bell::pair().unwrap();
+        other.accept_lane(file, theirs);
+        let lane = Arc::clone(&other.lanes.inward.read().unwrap()[0]);
+        let port = other.lanes.port.get().unwrap();
+        let served = Served { port, lane };
+        let sleeps = || {
+            let begin = std::time::Instant::now();
+            tests::wait_until("a sleep", || ring.is_asleep());
+            begin.elapsed()
+        };
+        let [mut heard, mut woken] = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            sleeps();
+            // As a sender does, whose bell is heard by this thread.
+            assert!(ring.must_wake());
+            served.ready(other.engine, EpollFlags::EPOLLIN);
+            heard.push(sleeps());
+            assert!(ring.must_wake());
+            other.engine.wake();
+            woken.push(sleeps());
+        }
+        let [heard, woken] = [&mut heard, &mut woken].map(|times| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        });
+        assert!(heard < 20 * woken, "{heard:?}, {woken:?}");
     }
 }

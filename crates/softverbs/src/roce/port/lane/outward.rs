@@ -467,8 +467,10 @@ struct Served {
 }
 
 impl Source for Served {
-    fn ready(&self, _: &Engine, _: EpollFlags) {
-        if !self.lane.bell.hush() {
+    fn ready(&self, engine: &Engine, _: EpollFlags) {
+        let there = self.lane.bell.hush();
+        engine.bell_heard();
+        if !there {
             self.port.remove_outward(&self.lane);
         } else if self.lane.ring.has_room() {
             self.port.tell_waiting(&self.lane);

@@ -303,10 +303,17 @@ impl Ring {
         self.front().asleep.0.take()
     }
 
+    /// Whether the receiver sleeps until it is woken.
+    #[cfg(test)]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.front().asleep.0.is_made()
+    }
+
     /// The receiver is about to sleep until it is woken. Whether it may: otherwise there are packets.
-    pub(super) fn sleep(&self, place: u64) -> bool {
+    /// `place` is asked behind the wish: another thread may have moved it.
+    pub(super) fn sleep(&self, place: impl FnOnce() -> u64) -> bool {
         self.front().asleep.0.make();
-        !self.is_ready(place)
+        !self.is_ready(place())
     }
 
     /// The sender waits until it is woken. Whether it may: otherwise there is room.

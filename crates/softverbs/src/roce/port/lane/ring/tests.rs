@@ -129,11 +129,11 @@ fn what_cannot_be_written_is_no_packet() {
 fn who_sleeps_is_woken_once() {
     let (sender, receiver) = pair();
     assert!(!sender.must_wake());
-    assert!(receiver.sleep(0));
+    assert!(receiver.sleep(|| 0));
     assert!(sender.must_wake());
     assert!(!sender.must_wake());
     assert_eq!(put(&sender, b"x"), Put::Done(1));
-    assert!(!receiver.sleep(0), "there is a packet");
+    assert!(!receiver.sleep(|| 0), "there is a packet");
     assert!(!sender.want_room(), "there is room");
     assert!(receiver.must_offer_room());
     assert!(!receiver.must_offer_room());
