@@ -40,8 +40,10 @@ const SOCKETS_EVERY: u32 = 4;
 /// An application thread looks at all sockets once in so many polls, a power of two.
 const ALL_EVERY: u32 = 64;
 
-/// Bursts that make up for what a socket can hold.
+/// Bursts that make up for what a socket holds, unless it is flooded with small packets.
 const ALL_BURSTS: usize = 32;
+/// The same when it is: each takes dozens of datagrams, and the smallest take most of a KiB.
+const FLOOD_BURSTS: usize = 2048;
 
 /// Where a packet came from and how.
 #[derive(Clone, Copy, Debug)]
@@ -129,14 +131,15 @@ impl Port {
         self.deliver_all_mads();
     }
 
-    /// Receives what had been sent to this process's own ports before a packet that came by a lane.
+    /// Receives what had been sent to this process's own ports before a packet that came by a lane: all
+    /// of it, or an unreliable service would lose it.
     pub(super) fn receive_sent_before(&self) {
         for which in [PRIVATE_V4, PRIVATE_V6] {
             let Some(sock) = self.socks[which].get() else {
                 continue;
             };
             let mut inbox = sock.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut left = ALL_BURSTS;
+            let mut left = FLOOD_BURSTS;
             while left > 0 && !self.burst(which, sock, &mut inbox, SOME).emptied {
                 left -= 1;
             }
