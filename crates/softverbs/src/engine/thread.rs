@@ -70,9 +70,6 @@ pub(super) fn start(engine: &'static Engine) -> Result<()> {
     Ok(())
 }
 
-/// Looks that are left out for a thread at work, at most.
-const SPARE: u32 = 4;
-
 /// Whether application threads poll.
 #[derive(Debug)]
 struct Attention {
@@ -88,8 +85,6 @@ struct Attention {
     left_at: u64,
     /// Until when polls do not count for that reason.
     distrust: Time,
-    /// Looks in a row that were left out.
-    spared: u32,
 }
 
 impl Attention {
@@ -102,7 +97,6 @@ impl Attention {
             left: [None; LEFT],
             left_at: polls,
             distrust: now,
-            spared: 0,
         }
     }
 
@@ -124,17 +118,6 @@ impl Attention {
     /// Polls do not count: somebody sleeps until the engine's thread wakes him.
     const fn disregard(&mut self, now: Time) {
         self.polling = now;
-    }
-
-    /// Whether what was not polled for may be served now. A thread that is at work, `inside`, on a long
-    /// system call, say, polls when it is done with it: it is not to meet this one then.
-    const fn may_serve(&mut self, inside: bool) -> bool {
-        if inside && self.spared < SPARE {
-            self.spared += 1;
-            return false;
-        }
-        self.spared = 0;
-        true
     }
 
     /// Data was there that nobody had polled for, and the engine's thread has served it.
@@ -229,9 +212,8 @@ impl Engine {
                 looked = now;
                 self.flush(Visit::Look);
                 self.cool(false);
-                let (polls, inside) = self.polled();
-                if attention.may_serve(inside) && self.serve_neglected() {
-                    attention.left(now, polls);
+                if self.serve_neglected() {
+                    attention.left(now, self.polls.load(Ordering::Relaxed));
                 }
             }
         }
